@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_kernels import H200
 
 from cutegen.arch import find_arch
-from cutegen.build.render import render
 from cutegen.errors import CutegenError
 from cutegen.families.registry import find_space, parse_problem
 from cutegen.search.defaults import default_config
-from tools.bench_checkouts import PROBLEMS, Renderer
+from cutegen.space import Config
+from tools.bench_checkouts import PROBLEMS, Pair, Renderer
 from tools.bench_checkouts import main as measure
 from tools.benchmark.checkouts_table import AGAINST, CHECKOUTS, OURS, Checkouts
 from tools.results_table import main
@@ -29,26 +31,41 @@ def other() -> Iterator[Renderer]:
         yield found
 
 
-@pytest.mark.parametrize("line", PROBLEMS)
+#: By tiles, of few rows and with a split k; launches of two of them have run-time arguments.
+PRODUCTS = ("gemm 2048x4096x4096 bf16 kk", "gemm 1x4096x4096 bf16 kk", "gemm 64x7168x16384 bf16 kk")
+DEVICE = replace(H200, sm_count=132)
+
+
+@pytest.mark.parametrize("line", [*PROBLEMS, *PRODUCTS])
 def test_a_checkout_renders_the_kernel_that_it_would_run(line: str, other: Renderer) -> None:
-    """This checkout beside itself: the same text."""
+    """This checkout beside itself: the same text, and launches that take the same."""
     problem = parse_problem(line)
-    config = default_config(find_space(problem.family, ARCH), problem, SM_COUNT)
-    ours = render(problem, config, ARCH)
-    assert other.source(problem, ours) == ours
+    pair = Pair.of(problem, DEVICE, other)
+    assert pair.sources[OURS] == pair.sources[AGAINST]
+    assert pair.config == default_config(find_space(problem.family, ARCH), problem, SM_COUNT)
+    assert bool(pair.launch.scalars) == line.startswith(("gemm 2048", "gemm 64"))
 
 
-def test_kernels_with_run_time_arguments_are_refused(other: Renderer) -> None:
-    """Two checkouts may say other things by the same numbers. The process goes on."""
-    problem = parse_problem("gemm 64x4096x4096 bf16 kk")
-    config = default_config(find_space("gemm", ARCH), problem, SM_COUNT)
-    with pytest.raises(CutegenError, match=r"64x4096x4096 .*: its launches have run-time arguments"):
-        other.source(problem, render(problem, config, ARCH))
-    assert json.loads(other.ask("rmsnorm 64x4096 bf16"))["config"]
+def test_launches_that_take_something_else_are_refused(
+    other: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A number more, as if the other checkout had a run-time argument that is gone."""
+    problem, answer = parse_problem(PRODUCTS[0]), other.rendered
+    monkeypatch.setattr(
+        other, "rendered", lambda *given: {**answer(*given), "scalars": [1, 2, 3], "workspace_bytes": 0}
+    )
+    with pytest.raises(CutegenError, match=r"launches take \(\(1, 2, 3\), 0\) in the other checkout and"):
+        Pair.of(problem, DEVICE, other)
 
 
-def test_what_the_other_checkout_does_not_know_is_said(other: Renderer) -> None:
-    assert "unknown_family" in json.loads(other.ask("unknown_family 64x4096 bf16"))["error"]
+def test_what_the_other_checkout_does_not_know_is_said(
+    other: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its process goes on."""
+    problem = parse_problem(PROBLEMS[0])
+    with pytest.raises(CutegenError, match=r"the other checkout says: .*no_knob"):
+        other.rendered(problem, Config({"no_knob": 1}))
+    assert other.rendered(problem, None)["config"]
 
 
 def test_a_file_is_rendered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

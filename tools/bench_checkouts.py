@@ -4,8 +4,9 @@
     python tools/bench_checkouts.py --against ../before --out docs/results/checkouts.json
 
 The other checkout renders the kernels that it would run; they are compiled, checked and timed here. So a
-change of a template, of a rule for defaults or of both can be seen alone. For families whose launches have
-no run-time arguments: kernels over rows, gates, activations and rotary embeddings.
+change of a template, of a rule for defaults or of both can be seen alone. Where launches have run-time
+arguments, as those of GEMMs do, it renders this checkout's default instead, and says what a launch of it
+takes, which must be the same.
 
 exit codes: 0 all was measured; 2 bad usage; 3 no GPU; 4 some problems could not be measured
 """
@@ -17,9 +18,10 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -30,12 +32,13 @@ from cutegen.build.store import Store
 from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.digest import Json
 from cutegen.errors import CutegenError, UsageError
-from cutegen.families.registry import find_space, parse_problem
+from cutegen.families.registry import find_space, parse_problem, space_of
 from cutegen.family import Problem
 from cutegen.measure import Bench, Candidate
 from cutegen.measure.device import Device, present_device
 from cutegen.measure.policy import Policy
 from cutegen.search.defaults import default_config
+from cutegen.space import Config, Launch
 from tools.benchmark import render_child
 from tools.benchmark.arguments import add_out_argument
 from tools.benchmark.checkout_process import CheckoutProcess
@@ -45,7 +48,10 @@ from tools.benchmark.environment import git_commit
 from tools.benchmark.family_child import BARE_ENGINE
 from tools.benchmark.results import write_json
 
-__all__ = ["PROBLEMS", "main", "rendered"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["PROBLEMS", "Pair", "Renderer", "main"]
 
 #: Problems of models, small enough that what a kernel does before its first load counts.
 PROBLEMS = (
@@ -65,35 +71,59 @@ PROBLEMS = (
 
 
 class Renderer(CheckoutProcess):
-    """A process of a checkout that renders its default kernels."""
+    """A process of a checkout that renders kernels."""
 
     def __init__(self, root: Path, arch: Arch, sm_count: int) -> None:
         arguments = [render_child.__file__, str(root), arch.name, str(sm_count)]
         super().__init__(root, arguments)
 
-    def source(self, problem: Problem, ours: Source) -> Source:
-        """Return the kernel of the checkout for a problem, where this one has ``ours``.
+    def rendered(self, problem: Problem, config: Config | None) -> dict[str, Any]:
+        """Return what the checkout says of its kernel for a problem, by default of its own config.
 
         Raises:
-            CutegenError: It has none, or launches of it have run-time arguments.
+            CutegenError: It has none.
         """
-        answer: dict[str, Json] = json.loads(self.ask(str(problem)))
+        asked = {"problem": str(problem), "config": "" if config is None else str(config)}
+        answer: dict[str, Any] = json.loads(self.ask(json.dumps(asked)))
         if "error" in answer:
             raise CutegenError(f"{problem}: the other checkout says: {answer['error']}")
-        if answer["scalars"]:
-            raise CutegenError(f"{problem}: its launches have run-time arguments; give families without")
-        return replace(ours, text=str(answer["text"]))
+        return answer
 
 
-def rendered(problem: Problem, device: Device, other: Renderer) -> dict[str, Source]:
-    """Return the default kernels of a problem, by checkout.
+@dataclass(frozen=True)
+class Pair:
+    """The kernels of a problem.
 
-    Raises:
-        CutegenError: One of them has none that can be launched alike.
+    Attributes:
+        config: Of ours, which says what launches of both take.
+        launch: That.
+        sources: Both, by checkout.
     """
-    space = find_space(problem.family, device.arch)
-    ours = render(problem, default_config(space, problem, device.sm_count), device.arch)
-    return {OURS: ours, AGAINST: other.source(problem, ours)}
+
+    config: Config
+    launch: Launch
+    sources: Mapping[str, Source]
+
+    @classmethod
+    def of(cls, problem: Problem, device: Device, other: Renderer) -> Self:
+        """Return the kernels of a problem.
+
+        Raises:
+            CutegenError: One checkout has none, or launches of both take something else.
+        """
+        default = find_space(problem.family, device.arch)
+        config = default_config(default, problem, device.sm_count)
+        space = space_of(config, problem.family, device.arch)
+        launch = space.launch(config, problem, device.sm_count)
+        answer = other.rendered(problem, config if launch.scalars else None)
+        theirs = tuple(answer["scalars"]), answer["workspace_bytes"]
+        if theirs != (launch.scalars, launch.workspace_bytes):
+            raise CutegenError(
+                f"{problem}: launches take {theirs} in the other checkout and "
+                f"{(launch.scalars, launch.workspace_bytes)} in this one, so its kernel cannot run here"
+            )
+        ours = render(problem, config, device.arch)
+        return cls(config, launch, {OURS: ours, AGAINST: replace(ours, text=str(answer["text"]))})
 
 
 class _Runner:
@@ -104,14 +134,14 @@ class _Runner:
     ) -> None:
         self._bench, self._device, self._kernels, self._policy = bench, device, kernels, policy
 
-    def row(self, problem: Problem, sources: Mapping[str, Source]) -> dict[str, Json]:
+    def row(self, problem: Problem, pair: Pair) -> dict[str, Json]:
         """Return the times of a problem by checkout, once each kernel was seen to be right.
 
         Raises:
             CutegenError: It cannot be measured, or a kernel is wrong.
         """
         self._bench.open(problem)
-        entries = [self._entry(name, problem, source) for name, source in sources.items()]
+        entries = [self._entry(name, problem, pair) for name in pair.sources]
         run = self._bench.time(entries, self._policy)
         if run.failures:
             raise CutegenError(f"{problem}: {next(iter(run.failures.values())).error}")
@@ -121,14 +151,12 @@ class _Runner:
             "times": {name: round(t.steady_us or t.median_us, 4) for name, t in run.timings.items()},
         }
 
-    def _entry(self, name: str, problem: Problem, source: Source) -> Candidate:
+    def _entry(self, name: str, problem: Problem, pair: Pair) -> Candidate:
+        source = pair.sources[name]
         if source not in self._kernels:
             raise CutegenError(f"{problem}: the kernel of {name} could not be compiled")
-        built, space = self._kernels[source], find_space(problem.family, self._device.arch)
-        config = default_config(space, problem, self._device.sm_count)
-        entry = Candidate.of(
-            name, built.shared_object, built.symbol, space, config, problem, self._device.sm_count
-        )
+        built = self._kernels[source]
+        entry = Candidate(name, built.shared_object, built.symbol, pair.launch, problem)
         found = self._bench.check(entry, repeats=0)
         if not found.ok:
             raise CutegenError(f"{problem}: {name}: {found.error}")
@@ -148,17 +176,17 @@ def run(args: argparse.Namespace) -> int:
     facts = {"against_commit": args.against_commit or git_commit(args.against)}
     with Renderer(args.against.resolve(), device.arch, device.sm_count) as other:
         other.wait()
-        sources = {problem: rendered(problem, device, other) for problem in problems}
+        pairs = {problem: Pair.of(problem, device, other) for problem in problems}
     with Builder(Store.at(args.cache_dir)) as builder:
-        built = builder.build({source for both in sources.values() for source in both.values()})
+        built = builder.build({source for pair in pairs.values() for source in pair.sources.values()})
         kernels = {source: artifact for source, artifact in built if isinstance(artifact, Artifact)}
     with Bench(engine=BARE_ENGINE) as bench:
         bench.start()
         runner = _Runner(bench, device, kernels, policy)
-        for problem, both in sources.items():
+        for problem, pair in pairs.items():
             if time.monotonic() - began > args.stop_after:
                 break
-            if found.take(partial(runner.row, problem, both)):
+            if found.take(partial(runner.row, problem, pair)):
                 print(found.rows[-1]["problem"], found.rows[-1]["times"], flush=True)
             write_json(args.out, {**found.document(), **facts})
     return EXIT_NO_WINNER if found.failures else EXIT_OK
