@@ -20,7 +20,7 @@ ELEMENTS = 8  # of one memory access
 UNITS = 8  # of a head
 LANES = 8  # threads that share a head
 HEADS_PER_THREAD = 1
-MOST_TOKENS = 2**31 - 1  # what indices of tokens may be below
+MOST_ROWS = 2**31 - 1  # what indices of tokens may be below
 ROWS_HELD = 7040  # of q, which L2 holds; of more rows the last come first, since it still has them
 PASSING_FROM, PASSING_TO = 624, 14985  # rows between which all rows leave L2 first
 EVICT_NORMAL, EVICT_FIRST = 0x1000000000000000, 0x12F0000000000000  # (CUTLASS, TMA::CacheHintSm90)
@@ -44,12 +44,12 @@ def launch(
     kernel(
         q_end,
         tokens,
-        without_tokens(q),
-        without_tokens(cos),
-        without_tokens(sin),
-        without_tokens(q_out),
-        without_tokens(k),
-        without_tokens(k_out),
+        without_rows(q),
+        without_rows(cos),
+        without_rows(sin),
+        without_rows(q_out),
+        without_rows(k),
+        without_rows(k_out),
     ).launch(
         grid=(k_end, 1, 1),
         block=(THREADS, 1, 1),
@@ -58,9 +58,9 @@ def launch(
     )
 
 
-def without_tokens(tensor):
-    """A tensor as the kernel takes it, which is told apart how many tokens there are."""
-    layout = cute.make_layout((MOST_TOKENS, *tensor.shape[1:]), stride=tensor.stride)
+def without_rows(tensor):
+    """A tensor as the kernel takes it, which learns elsewhere how many rows there are."""
+    layout = cute.make_layout((MOST_ROWS, *tensor.shape[1:]), stride=tensor.stride)
     return cute.make_tensor(tensor.iterator, layout)
 
 

@@ -55,7 +55,7 @@ def launch(
 
 
 def without_rows(tensor):
-    """A tensor as the kernel takes it: ``x`` alone tells how many rows there are."""
+    """A tensor as the kernel takes it, which learns elsewhere how many rows there are."""
     layout = cute.make_layout((MOST_ROWS, *tensor.shape[1:]), stride=tensor.stride)
     return cute.make_tensor(tensor.iterator, layout)
 

@@ -7,7 +7,7 @@ all of it but their names, and so do activations without a gate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cutegen.arch import Arch
@@ -67,6 +67,13 @@ def ctas(problem: Any, tile: int) -> int:
     if by_row(problem):
         return int(problem.m * -(-problem.n // tile))
     return -(-vectors(problem) // tile)
+
+
+def has_whole_tiles(problem: Any, config: Config) -> bool:
+    """Return whether each tile lies in one row, and has an access for each place of each thread."""
+    row = problem.n // access_elements(problem, config.integer("access_bytes"))
+    tile = config.integer("threads") * config.integer("vectors_per_thread")
+    return bool(not problem.signature.unaligned and row % tile == 0)
 
 
 LONG = 512
@@ -161,6 +168,7 @@ def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
     return {
         "access_elements": access_elements(problem, config.integer("access_bytes")),
         "by_row": by_row(problem),
+        "whole_tiles": has_whole_tiles(problem, config),
         "ctas": config.integer("ctas_per_sm") * arch.nominal_sm_count,
         **left_in_l2(problem, arch, first_elements(problem) * ELEMENT_BYTES[problem.signature.dtype]),
         "smem_bytes": 0,
@@ -179,8 +187,7 @@ def choose_default(space: Space, problem: Any) -> Config:
     if problem.signature.unaligned:
         return _unaligned(space, problem)
     busy = vectors(problem) / space.arch.nominal_sm_count / BUSY
-    choose = {"activation": _activation, "activation_backward": _activation_backward, "gated": _gated}
-    config = choose.get(problem.family, _gated_backward)(problem, busy)
+    config = _CHOICES[problem.family](problem, busy)
     is_counted = narrow_accesses_are_numbered_with_31_bits(config.integer("access_bytes"), problem)
     return config if is_counted else config.replace(access_bytes=ACCESS_BYTES)
 
@@ -193,7 +200,7 @@ def _gated(problem: Any, busy: float) -> Config:
 
 def _gated_backward(problem: Any, busy: float) -> Config:
     narrow = _base(8, 128 if busy < 0.25 else 256)
-    return narrow if not 2 <= busy < 8 or _in_rows(problem, narrow) else _base(16, 128)
+    return narrow if not 2 <= busy < 8 or has_whole_tiles(problem, narrow) else _base(16, 128)
 
 
 def _activation(problem: Any, busy: float) -> Config:
@@ -202,18 +209,20 @@ def _activation(problem: Any, busy: float) -> Config:
     if problem.signature.activation != "gelu" or busy < 4:
         return _base(16, 128, 2 if busy >= 2 else 1)
     narrow = _base(8, 128, 4)
-    return narrow if _in_rows(problem, narrow) else _base(16, 128, 4)
+    return narrow if has_whole_tiles(problem, narrow) else _base(16, 128, 4)
 
 
 def _activation_backward(problem: Any, busy: float) -> Config:
     narrow = _base(8, 128, 2 if busy >= 2 else 1)
-    return narrow if busy < 4 or _in_rows(problem, narrow) else _base(16, 128, 2)
+    return narrow if busy < 4 or has_whole_tiles(problem, narrow) else _base(16, 128, 2)
 
 
-def _in_rows(problem: Any, narrow: Config) -> bool:
-    """Return whether each tile of ``narrow`` lies in one row."""
-    row = problem.n // access_elements(problem, narrow.integer("access_bytes"))
-    return bool(row % (narrow.integer("threads") * narrow.integer("vectors_per_thread")) == 0)
+_CHOICES: Mapping[str, Callable[[Any, float], Config]] = {
+    "activation": _activation,
+    "activation_backward": _activation_backward,
+    "gated": _gated,
+    "gated_backward": _gated_backward,
+}
 
 
 def _base(access_bytes: int, threads: int, vectors_per_thread: int = 1) -> Config:
