@@ -6,18 +6,22 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_kernels import H200
 
 from cutegen.arch import find_arch
 from cutegen.errors import CutegenError
-from cutegen.families.registry import find_space, parse_problem
+from cutegen.families.registry import find_space, parse_problem, space_of
+from cutegen.family import Problem
+from cutegen.measure.policy import Policy
 from cutegen.search.defaults import default_config
 from cutegen.space import Config
-from tools.bench_checkouts import PROBLEMS, Pair, Renderer
+from tools.bench_checkouts import PROBLEMS, Pair, Renderer, _pairs
 from tools.bench_checkouts import main as measure
 from tools.benchmark.checkouts_table import AGAINST, CHECKOUTS, OURS, Checkouts
+from tools.benchmark.drawn import DrawnRows
 from tools.results_table import main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,7 +47,8 @@ def test_a_checkout_renders_the_kernel_that_it_would_run(line: str, other: Rende
     pair = Pair.of(problem, DEVICE, other)
     assert pair.sources[OURS] == pair.sources[AGAINST]
     assert pair.config == default_config(find_space(problem.family, ARCH), problem, SM_COUNT)
-    assert bool(pair.launch.scalars) == line.startswith(("gemm 2048", "gemm 64"))
+    launch = space_of(pair.config, problem.family, ARCH).launch(pair.config, problem, SM_COUNT)
+    assert bool(launch.scalars) == line.startswith(("gemm 2048", "gemm 64"))
 
 
 def test_launches_that_take_something_else_are_refused(
@@ -88,3 +93,21 @@ def test_a_file_is_rendered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert measure(["--against", str(tmp_path), "--out", str(tmp_path / "x.json")]) == 2
     assert "has no folder cutegen; give the root of a checkout" in capsys.readouterr().err
+
+
+def test_a_problem_that_cannot_be_compared_is_noted_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Here the first of two, of which the other checkout says something else."""
+    first, second = map(parse_problem, PROBLEMS[:2])
+    of = Pair.of
+
+    def refusing(problem: Problem, *given: Any) -> Pair:
+        if problem == first:
+            raise CutegenError(f"{problem}: no")
+        return of(problem, *given)
+
+    monkeypatch.setattr(Pair, "of", refusing)
+    found = DrawnRows(CHECKOUTS, DEVICE, "", Policy(), {})
+    assert list(_pairs([first, second], DEVICE, ROOT, found)) == [second]
+    assert found.failures == [f"{first}: no"] and f"{first}: no" in capsys.readouterr().err

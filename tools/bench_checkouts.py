@@ -20,25 +20,23 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.arch import Arch
-from cutegen.build import Artifact, Builder
 from cutegen.build.render import Source, render
 from cutegen.build.store import Store
 from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
-from cutegen.digest import Json
 from cutegen.errors import CutegenError, UsageError
 from cutegen.families.registry import find_space, parse_problem, space_of
 from cutegen.family import Problem
-from cutegen.measure import Bench, Candidate
+from cutegen.measure import Bench
 from cutegen.measure.device import Device, present_device
-from cutegen.measure.policy import Policy
 from cutegen.search.defaults import default_config
-from cutegen.space import Config, Launch
+from cutegen.space import Config
 from tools.benchmark import render_child
 from tools.benchmark.arguments import add_out_argument
 from tools.benchmark.checkout_process import CheckoutProcess
@@ -47,6 +45,7 @@ from tools.benchmark.drawn import DrawnRows, add_brief_arguments, add_drawing_ar
 from tools.benchmark.environment import git_commit
 from tools.benchmark.family_child import BARE_ENGINE
 from tools.benchmark.results import write_json
+from tools.benchmark.side_by_side import SideBySide, compiled
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -96,12 +95,10 @@ class Pair:
 
     Attributes:
         config: Of ours, which says what launches of both take.
-        launch: That.
         sources: Both, by checkout.
     """
 
     config: Config
-    launch: Launch
     sources: Mapping[str, Source]
 
     @classmethod
@@ -123,50 +120,26 @@ class Pair:
                 f"{(launch.scalars, launch.workspace_bytes)} in this one, so its kernel cannot run here"
             )
         ours = render(problem, config, device.arch)
-        return cls(config, launch, {OURS: ours, AGAINST: replace(ours, text=str(answer["text"]))})
+        return cls(config, {OURS: ours, AGAINST: replace(ours, text=str(answer["text"]))})
 
 
-class _Runner:
-    """Measures kernels on one GPU: ``kernels`` that are compiled, by their text, as ``policy`` says."""
-
-    def __init__(
-        self, bench: Bench, device: Device, kernels: Mapping[Source, Artifact], policy: Policy
-    ) -> None:
-        self._bench, self._device, self._kernels, self._policy = bench, device, kernels, policy
-
-    def row(self, problem: Problem, pair: Pair) -> dict[str, Json]:
-        """Return the times of a problem by checkout, once each kernel was seen to be right.
-
-        Raises:
-            CutegenError: It cannot be measured, or a kernel is wrong.
-        """
-        self._bench.open(problem)
-        entries = [self._entry(name, problem, pair) for name in pair.sources]
-        run = self._bench.time(entries, self._policy)
-        if run.failures:
-            raise CutegenError(f"{problem}: {next(iter(run.failures.values())).error}")
-        return {
-            "problem": str(problem),
-            "bytes": problem.min_bytes,
-            "times": {name: round(t.steady_us or t.median_us, 4) for name, t in run.timings.items()},
-        }
-
-    def _entry(self, name: str, problem: Problem, pair: Pair) -> Candidate:
-        source = pair.sources[name]
-        if source not in self._kernels:
-            raise CutegenError(f"{problem}: the kernel of {name} could not be compiled")
-        built = self._kernels[source]
-        entry = Candidate(name, built.shared_object, built.symbol, pair.launch, problem)
-        found = self._bench.check(entry, repeats=0)
-        if not found.ok:
-            raise CutegenError(f"{problem}: {name}: {found.error}")
-        return entry
+def _pairs(
+    problems: Sequence[Problem], device: Device, checkout: Path, found: DrawnRows
+) -> dict[Problem, Pair]:
+    """Return the kernels of all problems; why there are none of some is noted in ``found``."""
+    pairs = {}
+    with Renderer(checkout, device.arch, device.sm_count) as other:
+        other.wait()
+        for problem in problems:
+            try:
+                pairs[problem] = Pair.of(problem, device, other)
+            except CutegenError as error:
+                found.note(error)
+    return pairs
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print and write."""
-    if args.out is None:
-        raise UsageError("--out is missing: give the results file")
     if not (args.against / "cutegen").is_dir():
         raise UsageError(f"--against {args.against} has no folder cutegen; give the root of a checkout")
     began, device = time.monotonic(), present_device()
@@ -174,19 +147,17 @@ def run(args: argparse.Namespace) -> int:
     policy = brief_policy(args)
     found = DrawnRows(CHECKOUTS, device, args.commit, policy, {})
     facts = {"against_commit": args.against_commit or git_commit(args.against)}
-    with Renderer(args.against.resolve(), device.arch, device.sm_count) as other:
-        other.wait()
-        pairs = {problem: Pair.of(problem, device, other) for problem in problems}
-    with Builder(Store.at(args.cache_dir)) as builder:
-        built = builder.build({source for pair in pairs.values() for source in pair.sources.values()})
-        kernels = {source: artifact for source, artifact in built if isinstance(artifact, Artifact)}
+    pairs = _pairs(problems, device, args.against.resolve(), found)
+    kernels = compiled(
+        Store.at(args.cache_dir), chain.from_iterable(pair.sources.values() for pair in pairs.values())
+    )
     with Bench(engine=BARE_ENGINE) as bench:
         bench.start()
-        runner = _Runner(bench, device, kernels, policy)
+        side_by_side = SideBySide(bench, device, kernels, policy)
         for problem, pair in pairs.items():
             if time.monotonic() - began > args.stop_after:
                 break
-            if found.take(partial(runner.row, problem, pair)):
+            if found.take(partial(side_by_side.row, problem, pair.config, pair.sources)):
                 print(found.rows[-1]["problem"], found.rows[-1]["times"], flush=True)
             write_json(args.out, {**found.document(), **facts})
     return EXIT_NO_WINNER if found.failures else EXIT_OK
@@ -201,7 +172,7 @@ def _parser() -> argparse.ArgumentParser:
         "--against", type=Path, required=True, metavar="CHECKOUT", help="whose kernels run, too"
     )
     parser.add_argument("--against-commit", default="", metavar="COMMIT", help="where git cannot tell")
-    add_out_argument(parser)
+    add_out_argument(parser, required=True)
     add_brief_arguments(parser, round_us=1500)
     add_drawing_arguments(parser, rounds=11)
     return parser

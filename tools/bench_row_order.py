@@ -16,27 +16,26 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.arch import Arch
-from cutegen.build import Artifact, Builder
 from cutegen.build.render import Source, render
 from cutegen.build.store import Store
 from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
-from cutegen.digest import Json
-from cutegen.errors import CutegenError, UsageError
 from cutegen.families.registry import find_space, parse_problem
 from cutegen.family import Problem
-from cutegen.measure import Bench, Candidate
-from cutegen.measure.device import Device, present_device
-from cutegen.measure.policy import Policy
+from cutegen.measure import Bench
+from cutegen.measure.device import present_device
+from cutegen.space import Config
 from tools.benchmark.arguments import add_out_argument
 from tools.benchmark.drawn import DrawnRows, add_brief_arguments, add_drawing_arguments, brief_policy
 from tools.benchmark.family_child import BARE_ENGINE
 from tools.benchmark.results import write_json
 from tools.benchmark.row_order_table import AS_CHOSEN, ROW_ORDERS, VARIANTS
+from tools.benchmark.side_by_side import SideBySide, compiled
 
 __all__ = ["main", "variants"]
 
@@ -70,72 +69,28 @@ def variants(source: Source) -> dict[str, Source]:
     return found
 
 
-def _kernels(store: Store, arch: Arch, problems: Sequence[Problem]) -> dict[Source, Artifact]:
-    """Return all kernels, compiled side by side; those that cannot be are left out."""
-    sources = {
-        variant
-        for problem in problems
-        for variant in variants(
-            render(problem, find_space(problem.family, arch).default(problem), arch)
-        ).values()
-    }
-    with Builder(store) as builder:
-        return {source: found for source, found in builder.build(sources) if isinstance(found, Artifact)}
-
-
-class _Runner:
-    """Measures kernels on one GPU: ``kernels`` that are compiled, by their text, as ``policy`` says."""
-
-    def __init__(self, bench: Bench, device: Device, kernels: dict[Source, Artifact], policy: Policy) -> None:
-        self._bench, self._device, self._kernels, self._policy = bench, device, kernels, policy
-
-    def row(self, problem: Problem) -> dict[str, Json]:
-        """Return the times of a problem by what its kernel does, once each kernel was seen to be right.
-
-        Raises:
-            CutegenError: It cannot be measured, or a kernel is wrong.
-        """
-        arch = self._device.arch
-        space = find_space(problem.family, arch)
-        config = space.default(problem)
-        self._bench.open(problem)
-        entries = []
-        for name, source in variants(render(problem, config, arch)).items():
-            if source not in self._kernels:
-                raise CutegenError(f"{problem}: the kernel with {name} could not be compiled")
-            built = self._kernels[source]
-            entries.append(
-                Candidate.of(
-                    name, built.shared_object, built.symbol, space, config, problem, self._device.sm_count
-                )
-            )
-            found = self._bench.check(entries[-1], repeats=0)
-            if not found.ok:
-                raise CutegenError(f"{problem}: {name}: {found.error}")
-        run = self._bench.time(entries, self._policy)
-        if run.failures:
-            raise CutegenError(f"{problem}: {next(iter(run.failures.values())).error}")
-        return {
-            "problem": str(problem),
-            "config": str(config),
-            "bytes": problem.min_bytes,
-            "times": {name: round(t.steady_us or t.median_us, 3) for name, t in run.timings.items()},
-        }
+def _usual(problem: Problem, arch: Arch) -> tuple[Config, dict[str, Source]]:
+    """Return the default config of a problem, and its kernels by what they do."""
+    config = find_space(problem.family, arch).default(problem)
+    return config, variants(render(problem, config, arch))
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print and write."""
-    if args.out is None:
-        raise UsageError("--out is missing: give the results file")
     device = present_device()
-    problems = [parse_problem(line) for line in args.problem or PROBLEMS]
+    usual = {
+        problem: _usual(problem, device.arch) for problem in map(parse_problem, args.problem or PROBLEMS)
+    }
     policy = brief_policy(args)
     found = DrawnRows(ROW_ORDERS, device, args.commit, policy, {})
     with Bench(engine=BARE_ENGINE) as bench:
         bench.start()
-        runner = _Runner(bench, device, _kernels(Store.at(args.cache_dir), device.arch, problems), policy)
-        for problem in problems:
-            if found.take(partial(runner.row, problem)):
+        kernels = compiled(
+            Store.at(args.cache_dir), chain.from_iterable(sources.values() for _, sources in usual.values())
+        )
+        side_by_side = SideBySide(bench, device, kernels, policy)
+        for problem, (config, sources) in usual.items():
+            if found.take(partial(side_by_side.row, problem, config, sources)):
                 print(found.rows[-1]["problem"], found.rows[-1]["times"], flush=True)
             write_json(args.out, found.document())
     return EXIT_NO_WINNER if found.failures else EXIT_OK
@@ -146,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("problem", nargs="*", metavar="PROBLEM", help="such as 'softmax 8192x4096 bf16'")
-    add_out_argument(parser)
+    add_out_argument(parser, required=True)
     add_brief_arguments(parser, round_us=800)
     add_drawing_arguments(parser, rounds=5)
     return parser

@@ -99,10 +99,14 @@ class DrawnRows:
         try:
             self.rows.append(measure())
         except CutegenError as error:
-            self.failures.append(f"{what}: {error}" if what else str(error))
-            print(self.failures[-1], file=sys.stderr, flush=True)
+            self.note(error, what)
             return False
         return True
+
+    def note(self, error: CutegenError, what: str = "") -> None:
+        """Note and print what could not be measured, and why."""
+        self.failures.append(f"{what}: {error}" if what else str(error))
+        print(self.failures[-1], file=sys.stderr, flush=True)
 
     def document(self) -> dict[str, Json]:
         """Return the file's content."""
