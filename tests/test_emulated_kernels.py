@@ -15,7 +15,7 @@ import emulated  # noqa: E402
 from emulated import spread  # noqa: E402
 
 from cutegen.arch import find_arch  # noqa: E402
-from cutegen.build.render import render  # noqa: E402
+from cutegen.build.render import Source, render  # noqa: E402
 from cutegen.dtypes import torch_dtype  # noqa: E402
 from cutegen.families.registry import find_space, parse_problem  # noqa: E402
 
@@ -66,6 +66,23 @@ def free(line: str, changes: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch)
     return problem, render(problem, space.default(problem).replace(threads=32, **changes), ARCH)
 
 
+def run_and_check(problem: Any, source: Source, *, seed: int, together: bool = False) -> None:
+    """Run a kernel on inputs with gaps of NaN between rows, outputs in the place of inputs if asked for."""
+    family = problem.declared
+    inputs = family.inputs(problem, torch.Generator().manual_seed(seed), awkward=True)
+    values = {**{name: spread(tensor) for name, tensor in inputs.tensors.items()}, **inputs.scalars}
+    arguments = family.arguments(problem)
+    free_inputs = set(inputs.tensors)
+    for a in arguments:
+        if a.kind == "out":
+            place = next((name for name in a.may_alias if name in free_inputs and together), "")
+            free_inputs.discard(place)
+            empty = torch.full(a.shape, torch.nan, dtype=torch_dtype(a.dtype))
+            values[a.name] = values[place] if place else empty
+    emulated.run(source, [values[a.name] for a in arguments])
+    emulated.require_right(problem, inputs, values)
+
+
 @pytest.mark.parametrize("together", [False, True], ids=["apart", "in place"])
 @pytest.mark.parametrize(("line", "changes"), CASES, ids=[line for line, _ in CASES])
 def test_a_kernel_computes_its_family(
@@ -76,19 +93,7 @@ def test_a_kernel_computes_its_family(
     for count in (1, 4):
         more = {"ctas_per_sm": 2} if count == 4 and "rope" not in line else {}
         problem, source = free(line, {**changes, **more, several: count}, monkeypatch)
-        family = problem.declared
-        inputs = family.inputs(problem, torch.Generator().manual_seed(count), awkward=True)
-        values = {**{name: spread(tensor) for name, tensor in inputs.tensors.items()}, **inputs.scalars}
-        arguments = family.arguments(problem)
-        free_inputs = set(inputs.tensors)
-        for a in arguments:
-            if a.kind == "out":
-                place = next((name for name in a.may_alias if name in free_inputs and together), "")
-                free_inputs.discard(place)
-                empty = torch.full(a.shape, torch.nan, dtype=torch_dtype(a.dtype))
-                values[a.name] = values[place] if place else empty
-        emulated.run(source, [values[a.name] for a in arguments])
-        emulated.require_right(problem, inputs, values)
+        run_and_check(problem, source, seed=count, together=together)
 
 
 LAST_FIRST = (
@@ -108,14 +113,7 @@ def test_rows_that_l2_cannot_hold_come_last_first(line: str, monkeypatch: pytest
         problem, source = free(line, changes, monkeypatch)
         text, count = re.subn(r"^ROWS_HELD = \d+", "ROWS_HELD = 1", source.text, flags=re.MULTILINE)
         assert count == 1
-        family = problem.declared
-        inputs = family.inputs(problem, torch.Generator().manual_seed(3), awkward=True)
-        values = {**{name: spread(tensor) for name, tensor in inputs.tensors.items()}, **inputs.scalars}
-        for a in family.arguments(problem):
-            if a.kind == "out":
-                values[a.name] = torch.full(a.shape, torch.nan, dtype=torch_dtype(a.dtype))
-        emulated.run(replace(source, text=text), [values[a.name] for a in family.arguments(problem)])
-        emulated.require_right(problem, inputs, values)
+        run_and_check(problem, replace(source, text=text), seed=3)
 
 
 #: Gated products of few rows: a problem, and columns of a warp, warps along k, loads of a thread.
