@@ -27,7 +27,7 @@ from cutegen.torch_ops import gemm as ops  # noqa: E402
 from cutegen.torch_ops import modules  # noqa: E402
 from cutegen.torch_ops.recording import Recording  # noqa: E402
 from cutegen.tuning.coverage import Weight, at_rows  # noqa: E402
-from cutegen.tuning.model import Autotuned, _gain  # noqa: E402
+from cutegen.tuning.model import Autotuned, _gain, _is_short  # noqa: E402
 
 BF16 = torch.bfloat16
 UP, DOWN = "gemm 8x64x32 bf16 kk", "gemm 8x16x64 bf16 kk"
@@ -76,6 +76,54 @@ def test_one_line_tunes_what_is_missing_and_installs_it(tmp_path: Path) -> None:
     second = rig(tmp_path)
     again = cutegen.autotune(model, x(), tuner=second.tuner, say=silent)
     assert not again.tuned and not second.bench.opened and again.gains == found.gains
+
+
+@pytest.mark.parametrize(
+    ("given", "training", "compiled", "expected"),
+    [
+        (False, False, False, "overlapping"),
+        (True, False, False, "behind"),
+        (False, True, False, "behind"),
+        (False, False, True, "behind"),
+    ],
+)
+def test_winners_of_few_rows_are_chosen_between_kernels_that_overlap(
+    given: bool,
+    training: bool,
+    compiled: bool,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not for training, whose neighbours are torch's, nor a compiler's, nor against the caller's tuner."""
+    tuner = rig(tmp_path).tuner
+    monkeypatch.setattr("cutegen.tuning.model.tuner_of", lambda dispatcher: tuner)
+    layer = torch.nn.Linear(32, 64, bias=False, dtype=BF16)
+    if compiled:
+        layer.compile(backend="eager")
+        # Compiled layers are recorded by the backend; here it is enough that one is among the modules.
+        model = torch.nn.Sequential(torch.nn.Linear(32, 32, bias=False, dtype=BF16), torch.nn.Identity())
+        model[1].extra = layer
+    else:
+        model = torch.nn.Sequential(layer)
+    found = cutegen.autotune(model, x(), training=training, tuner=tuner if given else None, say=silent)
+    table = ops.default_dispatcher().table()
+    assert found.tuned and table is not None
+    assert {table.entries[problem].context for problem in found.tuned} == {expected}
+
+
+@pytest.mark.parametrize(
+    ("line", "us", "is_short"),
+    [
+        ("gemm 256x28672x4096 bf16 kk", 55.0, True),
+        ("gemm 257x28672x4096 bf16 kk", 55.0, False),
+        ("rmsnorm 2560x128 bf16", 2.0, True),
+        ("rmsnorm 8192x4096 bf16", 28.0, False),
+    ],
+)
+def test_what_is_short_has_few_rows_or_takes_few_microseconds(line: str, us: float, is_short: bool) -> None:
+    """Of long kernels, the start counts little."""
+    assert _is_short(Weight(parse_problem(line), 1, us)) is is_short
 
 
 def test_the_gain_is_counted_in_calls(tmp_path: Path) -> None:

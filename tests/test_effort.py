@@ -262,24 +262,35 @@ def test_the_first_kernels_are_tried_with_and_without_overlap(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("context", "line", "knob", "value"),
-    [
-        ("behind", "gemm 256x1024x1024 bf16 kk", "use_pdl", False),
-        ("behind", "rmsnorm 64x4096 bf16", "pdl", "off"),
-        (OVERLAPPING, "gemm 256x1024x1024 bf16 kk", "use_pdl", True),
-        (OVERLAPPING, "rmsnorm 64x4096 bf16", "pdl", "early"),
-    ],
+    ("line", "knob", "value"),
+    [("gemm 256x1024x1024 bf16 kk", "use_pdl", False), ("rmsnorm 64x4096 bf16", "pdl", "off")],
 )
-def test_the_other_kernels_overlap_as_their_context_has_it(
-    context: str, line: str, knob: str, value: Value
-) -> None:
+def test_behind_others_the_other_kernels_do_not_overlap(line: str, knob: str, value: Value) -> None:
     """All but the first, which is tried both ways, and kernels that split k."""
     effort = replace(QUICK, classes=12, most=12, twins=1)
-    request = Request(parse_problem(line), ARCH, 132, effort=effort, context=context)
+    request = Request(parse_problem(line), ARCH, 132, effort=effort)
     first, *found = Proposals(request, (), None).everything()
     others = [c for c in found if aside_from_overlap(c) != aside_from_overlap(first)]
     assert len({first[knob], *(c[knob] for c in found if c not in others)}) >= 2
     assert len(others) > 3 and {c[knob] for c in others if c.get("split_k", 1) == 1} == {value}
+
+
+@pytest.mark.parametrize(
+    ("line", "knob", "value"),
+    [("gemm 256x1024x1024 bf16 kk", "use_pdl", True), ("rmsnorm 64x4096 bf16", "pdl", "early")],
+)
+def test_between_kernels_that_overlap_all_do(line: str, knob: str, value: Value) -> None:
+    """Those around the best of them, too, and not where the caller fixes it otherwise."""
+    effort = replace(QUICK, classes=4, most=4, twins=4)
+    request = Request(parse_problem(line), ARCH, 132, effort=effort, context=OVERLAPPING)
+    proposals = Proposals(request, (), None)
+    found = proposals.everything()
+    assert len(found) >= 3 and {c[knob] for c in [*found, *proposals.likely()]} == {value}
+    more = proposals.refined({c: 10.0 + at for at, c in enumerate(found)}, 8, 10.0)
+    assert set(more) - set(found) and {c[knob] for c in more} == {value}
+    kept = next(v for v in proposals.space.domains[knob] if v != value)
+    fixed = Proposals(replace(request, fixed={knob: (kept,)}), (), None)
+    assert {c[knob] for c in fixed.everything()} == {kept}
 
 
 def test_other_algorithms_are_tried_without_overlap_too(tmp_path: Path) -> None:

@@ -7,11 +7,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from cutegen.family import Problem
 from cutegen.space import Config, Space, Value
 
-__all__ = ["WITHOUT", "alone", "aside_from_overlap", "overlapped", "overlapping_like", "with_twins"]
+__all__ = [
+    "WITH",
+    "WITHOUT",
+    "all_overlapped",
+    "alone",
+    "aside_from_overlap",
+    "overlapped",
+    "overlapping_like",
+    "with_twins",
+]
 
 #: Knobs that let a launch overlap with its neighbours, without that and with as much as there is.
 WITHOUT: Mapping[str, Value] = {"use_pdl": False, "pdl": "off"}
-_WITH: Mapping[str, Value] = {"use_pdl": True, "pdl": "early"}
+WITH: Mapping[str, Value] = {"use_pdl": True, "pdl": "early"}
 
 
 def with_twins(
@@ -65,7 +74,19 @@ def overlapped(
 ) -> Config:
     """Return the kernel with as much overlap as there is, if it is valid so: between kernels that let the
     next one start early it pays for nearly all."""
-    return _changed(space, problem, config, fixed, _WITH)
+    return _changed(space, problem, config, fixed, WITH)
+
+
+def all_overlapped(
+    space: Space, problem: Problem, configs: Sequence[Config], fixed: Mapping[str, Sequence[Value]]
+) -> list[Config]:
+    """Return the kernels of ``configs``, each as :func:`overlapped` has it.
+
+    A time tells what a kernel gains by starting early, and not what the next one gains. Source: a Llama-8B
+    on an H200 (docs/results/model_overlapping.json): decoding 64 texts takes 0.9 % less time where norms that
+    won with ``pdl=late`` overlap as much as they can.
+    """
+    return list(dict.fromkeys(overlapped(space, problem, config, fixed) for config in configs))
 
 
 def _changed(

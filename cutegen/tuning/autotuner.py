@@ -138,7 +138,7 @@ class AutoTuner:
         self._allow_torch = allow_torch
         self._again = again
         self._objective = require_objective(objective)
-        self._context = require_context(context)
+        self.context = require_context(context)
         self._observe = observe
         self._children: Children | None = None
         self._results = ResultCache()
@@ -305,6 +305,7 @@ class AutoTuner:
         fixed: Mapping[str, tuple[Value, ...]] | None = None,
         budget_s: float | None = None,
         stakes: Sequence[float] | None = None,
+        contexts: Sequence[str] | None = None,
     ) -> Iterator[TuneResult | Failed]:
         """Yield the result of each problem; a problem without a winner does not stop the others.
 
@@ -316,12 +317,17 @@ class AutoTuner:
             fixed: Knobs restricted to some values.
             budget_s: Seconds for all problems together.
             stakes: As for :meth:`run`.
+            contexts: The launch context of each problem; by default that of the object.
 
         Raises:
-            UsageError: ``budget_s`` is no number above 0.
+            UsageError: ``budget_s`` is no number above 0, or there is no such context.
         """
         require_budget(budget_s)
-        requests = [self.request(problem, candidates, fixed, budget_s) for problem in problems]
+        wanted = list(problems)
+        requests = [
+            self.request(problem, candidates, fixed, budget_s, context=context)
+            for problem, context in zip(wanted, contexts or [self.context] * len(wanted), strict=True)
+        ]
         for result in self.run(requests, budget_s, stakes):
             assert not isinstance(result, RangeResult)
             yield result
@@ -363,13 +369,14 @@ class AutoTuner:
         fixed: Mapping[str, tuple[Value, ...]] | None = None,
         budget_s: float | None = None,
         objective: str | None = None,
+        context: str | None = None,
     ) -> Request:
         """Return what :meth:`run` needs to know of one problem.
 
         Raises:
             ConfigError: A given candidate breaks rules.
             ResourceError: The operators are a source, and their package is not installed.
-            UsageError: There are no candidates, no such objective, or no GPU to read energy from.
+            UsageError: There are no candidates, no such objective or context, or no GPU to read energy from.
         """
         wanted = require_objective(objective or self._objective)
         if wanted != "time" and self.setting.device is None:
@@ -393,7 +400,7 @@ class AutoTuner:
             seed=self._seed,
             allow_torch=self._allow_torch,
             objective=wanted,
-            context=self._context,
+            context=context or self.context,
             sources=self._sources,
             package=require_package() if "operators" in self._sources else "",
         )

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from cutegen.families.registry import find_family, find_space, is_legal, spaces_beside
-from cutegen.measure.context import BACK_TO_BACK
+from cutegen.measure.context import BACK_TO_BACK, OVERLAPPING
 from cutegen.search.defaults import default_config, default_of_algorithm
 from cutegen.search.strategies import likely, rank, refine, spread
-from cutegen.search.twins import WITHOUT, with_twins
+from cutegen.search.twins import WITH, WITHOUT, all_overlapped, with_twins
 from cutegen.space import Config, Space, Value
 from cutegen.tuning.request import Request
 
@@ -118,8 +118,13 @@ class Proposals:
         return effort.classes + (effort.twins if is_users else 0)
 
     def _with_twins(self, space: Space, configs: Sequence[Config], count: int) -> list[Config]:
-        """Return ``configs`` with twins: behind other kernels the model cannot predict which is faster."""
+        """Return ``configs`` with twins: behind other kernels the model cannot predict which is faster.
+
+        Between kernels that overlap there are none, since all overlap.
+        """
         request = self._request
+        if request.context == OVERLAPPING:
+            return all_overlapped(space, request.problem, configs, request.fixed)
         count = 0 if request.context == BACK_TO_BACK else count
         return with_twins(space, request.problem, configs, count, request.fixed, others=request.usual_overlap)
 
@@ -132,6 +137,8 @@ class Proposals:
         fixed: Mapping[str, Sequence[Value]],
     ) -> list[Config]:
         request = self._request
+        if request.context == OVERLAPPING:
+            fixed = {**{knob: (value,) for knob, value in WITH.items()}, **fixed}
         fixed = {knob: values for knob, values in fixed.items() if knob in space.domains}
         own = {config: us for config, us in results.items() if config.algorithm == space.algorithm}
         best = min((us for us in own.values() if us is not None), default=math.inf)
