@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fake_tuning
 import pytest
 from fake_tuning import SMALL, FakeBench, Rig, quick_search  # noqa: F401
 from test_cli import gpu, tune  # noqa: F401
@@ -17,6 +18,7 @@ from cutegen.errors import NoWinnerError, UsageError
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space, parse_problem
 from cutegen.measure.context import BACK_TO_BACK, OVERLAPPING
+from cutegen.measure.operand_sets import COPY
 from cutegen.measure.policy import Policy
 from cutegen.records.table import Table
 from cutegen.records.trials import TrialStore
@@ -90,6 +92,18 @@ def test_where_the_best_is_ahead_of_the_library_one_set_decides(tmp_path: Path) 
         rig = Rig(tmp_path / name, lambda config, us=time_us: us, effort=replace(QUICK, rescue=rescue))  # type: ignore[misc]
         rig.tuner.tune(*SHAPE)
         assert len(rig.bench.timed) == sets
+
+
+@pytest.mark.parametrize(("shape", "sets"), [((4096, 4096, 4096), 1), ((64, 4096, 4096), 2)])
+def test_a_copy_tells_nothing_where_power_limits(
+    shape: tuple[int, int, int], sets: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All take longer than one; where memory limits, the best had better not."""
+    plain = fake_tuning.timing
+    monkeypatch.setattr(fake_tuning, "timing", lambda us: replace(plain(us), reference=COPY))
+    rig = Rig(tmp_path, lambda config: "120", effort=replace(QUICK, classes=4, rescue=4))
+    rig.tuner.tune(*shape)
+    assert len(rig.bench.timed) == sets
 
 
 def test_a_quick_run_that_was_finished_is_recalled(tmp_path: Path) -> None:
