@@ -148,10 +148,10 @@ def autotune(
         budget_s: Seconds of tuning, for all problems together; more of them for those of more time.
         m: Further numbers of rows to tune for, beside that of ``inputs``.
         tuner: What tunes and into which table; by default an :class:`AutoTuner` of effort ``quick``, into the
-            table that the operators ask. For the inference of a model that is not compiled, that one chooses
-            kernels of few rows or a few microseconds in the launch context ``overlapping``, since most of
-            their neighbours are kernels of cutegen then; all others, and those of a tuner that is given, in
-            the tuner's own.
+            table that the operators ask. For inference it chooses kernels of few rows or a few microseconds
+            in the launch context ``overlapping``, unless a compiler calls the model: most of their
+            neighbours are kernels of cutegen then. All others, and those of a tuner that is given, are
+            chosen in the tuner's own context.
         say: Gets a line with the result of each tuning, and the summary at the end.
 
     Raises:
