@@ -109,8 +109,8 @@ def test_a_wrong_kernel_and_an_unknown_family_are_told(
     words = ["--sizes", "1", "--widths", "1", "--out", str(tmp_path / "none.json")]
     assert tool.main(["rope", *words]) == 1
     assert "it is" in capsys.readouterr().err
-    assert tool.main(["gemm", *words]) == 2
-    assert "sizes of gemm cannot be drawn" in capsys.readouterr().err
+    assert tool.main(["gemm_blocks", *words]) == 2
+    assert "sizes of gemm_blocks cannot be drawn" in capsys.readouterr().err
 
 
 def test_the_same_kernels_are_compiled_beforehand(
@@ -145,6 +145,19 @@ def test_a_kernel_is_checked_by_the_rules_of_its_algorithm(
     assert tool.main([*words, "--commit", "0" * 40]) == 0
     [row] = json.loads((tmp_path / "untuned.json").read_text())["rows"]
     assert "algorithm=few_rows" in row["default"] and row["tried"] == 3 and row["ratio"] == 0.8
+
+
+def test_gemms_of_few_rows_are_tried_with_both_algorithms(tmp_path: Path) -> None:
+    """And no problem has more rows than were asked for, which the file says."""
+    path = tmp_path / "untuned.json"
+    words = ["gemm", "--most-rows", "4", "--sizes", "3", "--widths", "3", "--candidates", "6"]
+    assert tool.main([*words, "--out", str(path), "--commit", "0" * 40]) == 0
+    found = json.loads(path.read_text())
+    assert found["conditions"]["drawing"]["most_rows"] == 4 and len(found["rows"]) == 3
+    for row in found["rows"]:
+        assert parse_problem(row["problem"]).sizes["m"] <= 4
+        few = [config for config in row["times"] if "algorithm=few_rows" in config]
+        assert 2 <= len(few) <= 4
 
 
 def test_knobs_that_decide_nothing_are_left_alone() -> None:

@@ -1,4 +1,4 @@
-"""Measure what the small families answer to sizes that nobody tuned, beside their best configs.
+"""Measure what families answer to sizes that nobody tuned, beside their best configs.
 
     python tools/bench_untuned_families.py --seed 3 --out docs/results/untuned_families.json
 
@@ -10,6 +10,10 @@ overlap is left as the default has it, unless ``--set`` names that knob, too.
     python tools/bench_untuned_families.py gated_gemm --candidates 12 --cache-dir DIR --compile-for sm_90a
 
 only compiles, where there need be no GPU.
+
+    python tools/bench_untuned_families.py gemm --most-rows 4 --widths 40 --sizes 40 --out FILE.json
+
+has GEMMs of few rows, and as many kernels without tensor cores as with them.
 """
 
 from __future__ import annotations
@@ -110,27 +114,29 @@ DRAWS: Mapping[str, Callable[[random.Random], str]] = {
     "activation": _width(512, 32_768),
     "activation_backward": _width(512, 32_768),
     "rope": _heads,
+    "gemm": _product,
     "gated_gemm": _product,
     "grouped_gemm": _grouped,
     "grouped_gated_gemm": partial(_grouped, weights=2),
 }
 #: Options that say more than a family's defaults do, of which one is drawn for each width.
 _OPTIONS = {
+    "gemm": (" kk",),
     "cross_entropy": (" gradient",),
     "grouped_gemm": ("", " tokens=zipf"),
     "grouped_gated_gemm": ("", " tokens=zipf"),
 }
 
 
-def drawn(family: str, widths: int, sizes: int, seed: int) -> list[Problem]:
-    """Return problems of so many widths and sizes, a width's together."""
+def drawn(family: str, widths: int, sizes: int, seed: int, most_rows: int = _MOST_ROWS) -> list[Problem]:
+    """Return problems of so many widths and sizes, a width's together, of at most ``most_rows``."""
     chance = random.Random(f"{family} {seed}")
     found = []
     for at in range(widths):
         width, known = DRAWS[family](chance), _OPTIONS.get(family, ("",))
         options = chance.choice(known) if len(known) > 1 else known[0]
         one = parse_problem(f"{family} 1x{width} bf16{options}")
-        most = math.log(max(1, min(_MOST_ROWS, _most_rows(one))))
+        most = math.log(max(1, min(most_rows, _most_rows(one))))
         count = sizes // widths + (at < sizes % widths)
         found += [one.with_sizes(m=round(math.exp(chance.uniform(0, most)))) for _ in range(count)]
     return found
@@ -179,7 +185,9 @@ def _plan(args: argparse.Namespace, arch: Arch, sm_count: int) -> dict[str, dict
     families = args.families or list(DRAWS)
     if unknown := [family for family in families if family not in DRAWS]:
         raise UsageError(f"sizes of {unknown[0]} cannot be drawn; valid: {', '.join(DRAWS)}")
-    problems = {family: drawn(family, args.widths, args.sizes, args.seed) for family in families}
+    problems = {
+        family: drawn(family, args.widths, args.sizes, args.seed, args.most_rows) for family in families
+    }
     ask = partial(
         _asked_words,
         arch=arch,
@@ -312,7 +320,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _drawing(args: argparse.Namespace) -> dict[str, Json]:
     sizes: dict[str, Json] = {"seed": args.seed, "sizes": args.sizes, "widths": args.widths}
-    return {**sizes, "set": args.set} if args.set else sizes
+    more: dict[str, Json] = {"most_rows": args.most_rows} if args.most_rows != _MOST_ROWS else {}
+    return {**sizes, **more, **({"set": args.set} if args.set else {})}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -323,6 +332,7 @@ def _parser() -> argparse.ArgumentParser:
     add_out_argument(parser)
     parser.add_argument("--sizes", type=positive_int, default=50, help="of each family (50)")
     parser.add_argument("--widths", type=positive_int, default=8, help="signatures of each family (8)")
+    parser.add_argument("--most-rows", type=positive_int, default=_MOST_ROWS, help="of a size (%(default)s)")
     parser.add_argument("--candidates", type=positive_int, default=16, help="configs of each size (16)")
     parser.add_argument(
         "--set",
