@@ -274,6 +274,9 @@ def test_the_file_is_rendered_with_means(gpu: FakeGpu, tmp_path: Path, capsys: A
     document = json.loads((tmp_path / "model.json").read_text())
     for row in document["rows"]:
         row.update(torch_us=[1, 2000.4567, 3], cutegen_us=[1, 1000.0001, 3], ratio=[1.5, 1.99999, 2.5])
+    step = next(row for row in document["rows"] if row["what"] == STEP)
+    document["rows"].append({**step, "what": OVERLAP, "cutegen_us": [1, 801.0, 3]})
+    document["rows"].append({**step, "what": BESIDE, "cutegen_us": [1, 1250.0, 3]})
     held = {"allocated": 1, "reserved": 2**20}
     document["memory"] = {"steps": 1000, "early": held, "late": held}
     found = {"us": 1.0, "config": "x"}
@@ -296,7 +299,13 @@ def test_the_file_is_rendered_with_means(gpu: FakeGpu, tmp_path: Path, capsys: A
     assert "| decode 3 | whole step, optimized | 2 | 2.000 | 1.001 | 1.999 (1.500 to 2.500) |" in said
     assert "inference, GEMMs alone: torch / cutegen in geometric mean **1.999**, smallest 1.999 of 2" in said
     assert "1 MiB at the end" in said
-    assert "what swapping norms and gates adds to linear layers: **1.000** in geometric mean" in said
+    assert (
+        "what swapping norms and gates adds to linear layers: **1.000** in geometric mean: 1.000 (dec" in said
+    )
+    assert (
+        f"what overlap adds to the same winners: **1.248** in geometric mean: 1.248 ({step['name']})" in said
+    )
+    assert "what this table's winners add to those of the other one: **1.249** in geometric mean" in said
 
 
 def test_results_that_differ_are_not_measured() -> None:

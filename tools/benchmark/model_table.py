@@ -22,6 +22,12 @@ LINEAR, STEP = "whole step, linear layers", "whole step, optimized"
 BESIDE = "whole step, optimized, other table"
 #: All that it knows, where all launches overlap their neighbours.
 OVERLAP = "whole step, optimized, all overlapping"
+#: What one step has and another lacks: in words, and what was timed without and with it.
+_ADDED = (
+    ("swapping norms and gates adds to linear layers", LINEAR, STEP),
+    ("this table's winners add to those of the other one", BESIDE, STEP),
+    ("overlap adds to the same winners", STEP, OVERLAP),
+)
 
 
 class ModelResults(QuotedFile):
@@ -42,12 +48,13 @@ class ModelResults(QuotedFile):
                     f"- {'training' if training else 'inference'}, {what}: torch / cutegen in geometric mean "
                     f"**{down(geometric_mean(ratios), 3)}**, smallest {down(min(ratios), 3)} of {len(ratios)}"
                 )
-            if gains := self._gains(training):
-                lines.append(
-                    f"- {'training' if training else 'inference'}, what swapping norms and gates adds to "
-                    f"linear layers: **{down(geometric_mean(gains), 3)}** in geometric mean, smallest "
-                    f"{down(min(gains), 3)} of {len(gains)}"
-                )
+            for added, without, having in _ADDED:
+                if gains := self._gains(training, without, having):
+                    each = ", ".join(f"{down(gain, 3)} ({name})" for name, gain in gains.items())
+                    lines.append(
+                        f"- {'training' if training else 'inference'}, what {added}: "
+                        f"**{down(geometric_mean(list(gains.values())), 3)}** in geometric mean: {each}"
+                    )
         lines += self._products()
         memory = self.facts.get("memory")
         if memory:
@@ -84,14 +91,14 @@ class ModelResults(QuotedFile):
             f"torch's is surely faster at {', '.join(behind) or 'none'}"
         ]
 
-    def _gains(self, training: bool) -> list[float]:
-        """Return how much longer each step takes with only its linear layers swapped, of the same rounds."""
+    def _gains(self, training: bool, without: str, having: str) -> dict[str, float]:
+        """Return by its name how many times as long each step takes without something, in the same rounds."""
         times = {(row["name"], row["what"]): row["cutegen_us"][1] for row in self._rows()}
-        return [
-            times[row["name"], LINEAR] / row["cutegen_us"][1]
+        return {
+            row["name"]: times[row["name"], without] / row["cutegen_us"][1]
             for row in self._rows()
-            if row["what"] == STEP and (row["name"], LINEAR) in times and _is_training(row) == training
-        ]
+            if row["what"] == having and (row["name"], without) in times and _is_training(row) == training
+        }
 
     def render(self) -> str:
         """Return the Markdown of the file."""
