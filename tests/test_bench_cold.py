@@ -52,6 +52,17 @@ def test_kernels_for_the_rate_are_different_ones() -> None:
     assert 1 < len({source.text for source in sources}) == len(sources) <= 6
 
 
+def test_what_is_imported_is_byte_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pip does; what cannot be compiled is told, and what is not installed left out."""
+    for name, text in (("good_one", "x = 1"), ("bad_one", "x = = 1")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert bench_cold.byte_compile(["good_one", "bad_one", "no_such"]) == {"good_one": True, "bad_one": False}
+    assert list((tmp_path / "good_one" / "__pycache__").glob("*.pyc"))
+    assert "good_one" not in sys.modules
+
+
 def test_importing_is_measured_in_new_processes() -> None:
     """No GPU library comes along."""
     found = bench_cold.time_imports()
@@ -74,6 +85,7 @@ def test_the_file_holds_everything_and_failures_show(
     monkeypatch.setattr(bench_cold, "time_tuning", lambda args, arch: runs)
     monkeypatch.setattr(bench_cold, "time_compiling", lambda *rest: rate)
     monkeypatch.setattr(bench_cold, "_IMPORTS", 1)
+    monkeypatch.setattr(bench_cold, "_PACKAGES", ("jinja2",))
     effort = "quick" if limit == bench_cold.QUICK_COLD_S else "standard"
     assert bench_cold.main(arguments(tmp_path, "--commit", "abc", "--effort", effort)) == status
     document = json.loads((tmp_path / "cold.json").read_text())
@@ -89,3 +101,4 @@ def test_the_file_holds_everything_and_failures_show(
     assert f"{effort}: **19.5 s** with an empty cache, 2.5 s again" in shown
     assert f"| the command, with an empty cache | 19.500 | {limit:g} |" in shown
     assert "8 kernels, 2 at a time: 4.0 s; 3.0 a second once the first is there." in shown
+    assert "cores, modules byte-compiled; commit abc; " in shown

@@ -41,6 +41,8 @@ class ColdStart(QuotedFile):
         machine = facts["machine"]
         gpu = f"{facts['gpu']}, driver {machine['driver']}" if facts["gpu"] else "no GPU"
         commit, day = short_commit(facts["commit"]), facts["measured_at"][:10]
-        where = f"{gpu}, {machine['cores']} cores; commit {commit}; {day}."
+        ready = facts.get("byte_compiled")
+        modules = ", modules byte-compiled" if ready and all(ready.values()) else ""
+        where = f"{gpu}, {machine['cores']} cores{modules}; commit {commit}; {day}."
         table = [line(["", "s", "promised"]), line(["---", "---:", "---:"]), *map(line, cells)]
         return "\n".join([*self.summary(), "", *table, "", rate, "", where])
