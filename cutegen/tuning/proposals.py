@@ -138,7 +138,8 @@ class Proposals:
     ) -> list[Config]:
         request = self._request
         if request.context == OVERLAPPING:
-            fixed = {**{knob: (value,) for knob, value in WITH.items()}, **fixed}
+            usual = {knob: (value,) for knob, value in WITH.items() if value in space.domains.get(knob, ())}
+            fixed = {**usual, **fixed}
         fixed = {knob: values for knob, values in fixed.items() if knob in space.domains}
         own = {config: us for config, us in results.items() if config.algorithm == space.algorithm}
         best = min((us for us in own.values() if us is not None), default=math.inf)
