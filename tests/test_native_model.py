@@ -41,9 +41,15 @@ KINDS = (
 )
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.PyDLL:
-    found = build_library(SOURCE, Store(tmp_path_factory.mktemp("cache")))
+@pytest.fixture(scope="module", params=["as this machine has it", "without AVX2"])
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.PyDLL:
+    folder, source = tmp_path_factory.mktemp("cache"), SOURCE
+    if request.param == "without AVX2":
+        text, asked = SOURCE.read_text(), '__builtin_cpu_supports("avx2")'
+        assert text.count(asked) == 1
+        source = folder / SOURCE.name
+        source.write_text(text.replace(asked, "0"))
+    found = build_library(source, Store(folder))
     assert found is not None  # gcc is needed for kernels too
     return found
 
