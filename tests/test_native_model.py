@@ -113,6 +113,26 @@ def test_the_order_of_tiles_is_that_found_in_python(library: ctypes.PyDLL) -> No
         assert native._native.least_loads(wave, some) == least_loads(wave, some)
 
 
+@pytest.mark.parametrize("sm_count", [132, 114])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_best_order_of_a_kernel_is_that_found_in_python(
+    kind: Problem, sm_count: int, library: ctypes.PyDLL
+) -> None:
+    """Of kernels in one wave and in many, with k in parts or not; too many clusters are left to Python."""
+    plain, native = sets(kind, sm_count, library)
+    assert native._native is not None
+    generator, waves, left = Random(str(kind)), set(), 0
+    for problem in [*drawn(kind, 60), replace(kind, m=2**17, n=2**18, k=64)]:
+        tiling = plain._tiling(problem)
+        for at in generator.sample(range(len(plain._configs)), 20):
+            config, split = plain._configs[at], generator.choice([1, 1, 3])
+            found = native._native.best_order(problem, at, split)
+            waves.add(tiling.is_one_wave(config, split))
+            left += found is None
+            assert found is None or found == tiling.best_order(config, split, plain._orders)
+    assert waves == {True, False} and (left > 0) == (sm_count == 132)
+
+
 def test_what_torch_takes_is_that_of_numpy(library: ctypes.PyDLL) -> None:
     """The same microseconds, of all layouts and sizes."""
     plain = load_torch_mm()

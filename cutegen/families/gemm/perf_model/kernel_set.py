@@ -13,7 +13,8 @@ from cutegen.families.gemm.perf_model.fitted import KEPT, Found, Look, fit_of
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.native_model import SOURCE, NativeModel
 from cutegen.families.gemm.perf_model.roofline import Cover, KernelColumns, scalars
-from cutegen.families.gemm.perf_model.traffic import Tiling
+from cutegen.families.gemm.perf_model.traffic import KEPT as KEPT_IN_L2
+from cutegen.families.gemm.perf_model.traffic import NEAR, Tiling, element_bytes
 from cutegen.families.gemm.perf_model.wave_order import Order, least_loads, orders_of
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config, Space, Value, as_integer
@@ -56,6 +57,7 @@ class KernelSet:
         import numpy as np
 
         self._space, self._sm_count, self._kept = space, sm_count, kept
+        self._problem = problem
         whole = [config for config in kernels if config["split_k"] == 1]
         divided = [(config, rounds) for config in kernels if config["split_k"] != 1 for rounds in _ROUNDS]
         self._configs = whole + [config for config, _ in divided]
@@ -84,15 +86,14 @@ class KernelSet:
         tiling = self._tiling(problem)
         for found in self._found(problem):
             if (rest or found.likely) and self._valid(found.at, found.split, problem):
-                order = self._order(tiling, self._configs[found.at], found.split, self._orders)
+                order = self._best_order(problem, tiling, found)
                 yield found.time_us, self._config(found.at, found.split, order)
 
     def fastest(self, problem: Problem) -> Default | None:
         """Return the first of :meth:`by_time`; None if no kernel is valid."""
         for found in self._found(problem):
             if self._valid(found.at, found.split, problem):
-                tiling, config = self._tiling(problem), self._configs[found.at]
-                order = self._order(tiling, config, found.split, self._orders)
+                order = self._best_order(problem, self._tiling(problem), found)
                 return Default(self._config(found.at, found.split, order), found.time_us)
         return None
 
@@ -118,6 +119,13 @@ class KernelSet:
         swizzle, along = self._order(self._tiling(problem), config, split, orders)
         return config.replace(split_k=split, swizzle_size=swizzle, raster_along_m=along)
 
+    def _best_order(self, problem: Problem, tiling: Tiling, found: Found) -> Order:
+        """Return the best of all orders for a kernel that was found."""
+        order = self._native.best_order(problem, found.at, found.split) if self._native else None
+        if order is None:
+            return self._order(tiling, self._configs[found.at], found.split, self._orders)
+        return order
+
     def _order(self, tiling: Tiling, config: Config, split: int, orders: list[Order]) -> Order:
         least = self._native.least_loads if self._native else least_loads
         return tiling.best_order(config, split, orders, least)
@@ -142,12 +150,21 @@ class KernelSet:
         known, c = scalars(), self._columns
         names = ("fixed_us", "reduce_us", "most_waves", "most_clusters")
         numbers = {name: float(getattr(known, name)) for name in names}
+        in_bytes, out_bytes = element_bytes(self._problem)
+        traffic = {"in_bytes": in_bytes, "out_bytes": out_bytes, "l2_bytes": self._machine.l2_bytes}
         arrays = {"least": self._least, "filling": self._filling, "part": self._part}
         self._native = NativeModel(
             opened,
             c,
             arrays,
-            {**numbers, "split_tiles": _SPLIT_TILES, "most_split": self._most},
+            {
+                **numbers,
+                **traffic,
+                "kept": KEPT_IN_L2,
+                "near": NEAR,
+                "split_tiles": _SPLIT_TILES,
+                "most_split": self._most,
+            },
             self._whole,
             self._kept,
             self._fit,

@@ -38,6 +38,7 @@ struct kernels {
     const uint8_t *swap_ab, *pingpong;
     const int32_t *rows;
     double sms, l2_us, l2_us_sm, fixed_us, reduce_us, most_waves, most_clusters, split_tiles;
+    double in_bytes, out_bytes, l2_bytes, kept, near;  // traffic.py: bytes of an element, L2, and its constants
     float most_split, last;
 };
 
@@ -360,4 +361,55 @@ EXPORT int64_t least_loads(int64_t clusters_m, int64_t clusters_n, int64_t parts
         }
     }
     return best;
+}
+
+// traffic._loads: the bytes of one operand for a patch.
+static inline double operand_bytes(double extent, double rounds, double patch, double line, double batch,
+                                   const struct kernels *c) {
+    const double once = extent * line;
+    const double lost = smaller(1.0, larger(0.0, (once / c->l2_bytes - c->kept) / 0.5));
+    if (lost == 0.0) return batch * once;
+    return batch * (once + larger(0.0, rounds * smaller(patch, extent) * line - once) * lost);
+}
+
+// traffic.Tiling.cheapest: the bits of the orders that cause hardly more traffic than the best.
+static int64_t cheapest(const struct kernels *c, double rows, double columns, double batch, double k,
+                        double side_m, double side_n, double resident, const int64_t *orders, int64_t count) {
+    const double clusters_m = ceil(rows / side_m), clusters_n = ceil(columns / side_n), line = k * c->in_bytes;
+    const double out_bytes = rows * columns * batch * c->out_bytes, tiles = clusters_m * clusters_n;
+    const double together = smaller(resident, tiles), rounds = tiles / together;
+    double bytes[64], least = INFINITY;
+    for (int64_t order = 0; order < count; order++) {
+        const int along_m = orders[2 * order + 1] != 0;
+        const double major = along_m ? clusters_m : clusters_n, minor = along_m ? clusters_n : clusters_m;
+        const double band = smaller((double)orders[2 * order], minor), deep = smaller(major, together / band);
+        const double wide = smaller(minor, larger(band, together / major));
+        const double patch_m = (along_m ? deep : wide) * side_m, patch_n = (along_m ? wide : deep) * side_n;
+        bytes[order] = operand_bytes(rows, rounds, patch_m, line, batch, c) +
+                       operand_bytes(columns, rounds, patch_n, line, batch, c) + out_bytes;
+        least = smaller(least, bytes[order]);
+    }
+    int64_t found = 0;
+    for (int64_t order = 0; order < count; order++)
+        if (bytes[order] <= least * c->near) found |= (int64_t)1 << order;
+    return found;
+}
+
+// The place of what traffic.Tiling.best_order returns of `count` orders, with k in so many parts; -1 where there are
+// more clusters along a side than are counted. `turns`: whether it is known how GPCs take turns.
+EXPORT int64_t best_order(const struct kernels *c, int64_t at, int64_t parts, int64_t m, int64_t n, int64_t k,
+                          int64_t batch, const int64_t *orders, int64_t count, int32_t turns) {
+    const int64_t rows = c->swap_ab[at] ? n : m, columns = c->swap_ab[at] ? m : n;
+    const int64_t side_m = (int64_t)c->sides[at], side_n = (int64_t)c->sides[c->count + at];
+    const int64_t clusters_m = (rows - 1) / side_m + 1, clusters_n = (columns - 1) / side_n + 1;
+    const int64_t resident = (int64_t)c->resident[at], all = parts * batch;
+    int64_t asked = ((int64_t)1 << count) - 1, best = 0;
+    if (clusters_m * clusters_n * all > resident)
+        asked = cheapest(c, (double)rows, (double)columns, (double)batch, (double)k, (double)side_m, (double)side_n,
+                         (double)resident, orders, count);
+    while (!(asked >> best & 1)) best++;
+    if (!turns) return best;
+    if ((clusters_m > clusters_n ? clusters_m : clusters_n) * all > MOST_PLACES) return -1;
+    return least_loads(clusters_m, clusters_n, all, (int64_t)c->blocks[at], side_m, side_n, resident, orders, count,
+                       asked);
 }

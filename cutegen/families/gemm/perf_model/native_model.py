@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cutegen.families.gemm.perf_model.fitted import FIRST_TREES, LAST, Fit, Found
 from cutegen.families.gemm.perf_model.roofline import FEATURES, KernelColumns, lying, memory_us
-from cutegen.families.gemm.perf_model.wave_order import Order, Wave, least_loads
+from cutegen.families.gemm.perf_model.wave_order import KNOWN_SMS, Order, Wave, least_loads
 from cutegen.families.gemm.problem import Problem
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ _ARRAYS = (
 )  # fmt: skip
 _NUMBERS = (
     "sms", "l2_us", "l2_us_sm", "fixed_us", "reduce_us", "most_waves", "most_clusters", "split_tiles",
+    "in_bytes", "out_bytes", "l2_bytes", "kept", "near",
 )  # fmt: skip
 
 
@@ -214,6 +215,10 @@ class NativeModel:
         self._least_loads = library.least_loads
         self._least_loads.restype = c_int64
         self._least_loads.argtypes = [c_int64] * 7 + [c_void_p, c_int64, c_int64]
+        self._best_order = library.best_order
+        self._best_order.restype = c_int64
+        self._best_order.argtypes = [c_void_p, *[c_int64] * 6, c_void_p, c_int64, c_int32]
+        self._knows_turns = int(kernels.sms == KNOWN_SMS)
         self._local = threading.local()
 
     def _scratch(self, sides: tuple[float, float]) -> _Scratch:
@@ -248,6 +253,20 @@ class NativeModel:
         # Lists, since the arrays are this thread's for its next look, too.
         places, parts, suits = scratch.kernels.tolist(), scratch.parts.tolist(), scratch.suits.tolist()
         return map(Found, times.tolist(), places, parts, suits)
+
+    def best_order(self, problem: Problem, at: int, split: int) -> Order | None:
+        """Return what :meth:`Tiling.best_order` returns of all orders; None where it is to be asked.
+
+        Args:
+            problem: What is computed.
+            at: The kernel's place.
+            split: Parts of k.
+        """
+        p, orders = problem, self._orders
+        place: int = self._best_order(
+            self._at[0], at, split, p.m, p.n, p.k, p.batch, self._orders_at, len(orders), self._knows_turns
+        )
+        return None if place < 0 else orders[place]
 
     def least_loads(self, wave: Wave, orders: Sequence[Order]) -> Order:
         """Return what :func:`~cutegen.families.gemm.perf_model.wave_order.least_loads` returns.

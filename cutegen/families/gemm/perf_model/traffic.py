@@ -12,12 +12,18 @@ from cutegen.families.gemm.perf_model.gpu_params import Machine
 from cutegen.families.gemm.perf_model.wave_order import KNOWN_SMS, Order, Wave, least_loads
 from cutegen.families.gemm.problem import Problem
 
-__all__ = ["Geometry", "Tiling"]
+__all__ = ["KEPT", "NEAR", "Geometry", "Tiling", "element_bytes"]
 
 #: Part of L2 below which it keeps an operand. Source: assumed.
-_KEPT = 0.3
+KEPT = 0.3
 #: Orders that cause up to so many times the least traffic count as equal to the best. Source: judgement.
-_NEAR = 1.01
+NEAR = 1.01
+
+
+def element_bytes(problem: Problem) -> tuple[int, int]:
+    """Return the bytes of an element of A and B, and those that are moved for one of D."""
+    outputs = 2 if problem.epilogue.beta else 1
+    return DTYPE_BYTES[problem.ab_dtype], outputs * DTYPE_BYTES[problem.out_dtype]
 
 
 class Geometry(NamedTuple):
@@ -53,10 +59,9 @@ class Tiling:
         self._problem = problem
         self._sm_count = sm_count
         self._l2_bytes = machine.l2_bytes
-        self._line_bytes = problem.k * DTYPE_BYTES[problem.ab_dtype]
-        outputs = 2 if problem.epilogue.beta else 1
-        elements = problem.m * problem.n * problem.batch
-        self._out_bytes = elements * outputs * DTYPE_BYTES[problem.out_dtype]
+        in_bytes, out_bytes = element_bytes(problem)
+        self._line_bytes = problem.k * in_bytes
+        self._out_bytes = problem.m * problem.n * problem.batch * out_bytes
         self._geometries: dict[Any, Geometry] = {}
         self._traffic: dict[Any, float] = {}
 
@@ -96,7 +101,7 @@ class Tiling:
         """Return those of some orders that cause hardly more traffic than the best."""
         of = self._of_orders(config)
         found = [of(*order) for order in orders]
-        most = min(found) * _NEAR
+        most = min(found) * NEAR
         return [order for order, traffic in zip(orders, found, strict=True) if traffic <= most]
 
     def best_order(
@@ -162,7 +167,7 @@ class Tiling:
         """
         line, batch = self._line_bytes, self._problem.batch
         once = extent * line
-        lost = min(1.0, max(0.0, (once / self._l2_bytes - _KEPT) / 0.5))
+        lost = min(1.0, max(0.0, (once / self._l2_bytes - KEPT) / 0.5))
         if not lost:
             return lambda patch: batch * once
         return lambda patch: batch * (once + max(0.0, rounds * min(patch, extent) * line - once) * lost)
