@@ -86,14 +86,14 @@ class KernelSet:
         tiling = self._tiling(problem)
         for found in self._found(problem):
             if (rest or found.likely) and self._valid(found.at, found.split, problem):
-                order = self._best_order(problem, tiling, found)
+                order = self._best_order(problem, found, tiling)
                 yield found.time_us, self._config(found.at, found.split, order)
 
     def fastest(self, problem: Problem) -> Default | None:
         """Return the first of :meth:`by_time`; None if no kernel is valid."""
         for found in self._found(problem):
             if self._valid(found.at, found.split, problem):
-                order = self._best_order(problem, self._tiling(problem), found)
+                order = self._best_order(problem, found)
                 return Default(self._config(found.at, found.split, order), found.time_us)
         return None
 
@@ -119,12 +119,19 @@ class KernelSet:
         swizzle, along = self._order(self._tiling(problem), config, split, orders)
         return config.replace(split_k=split, swizzle_size=swizzle, raster_along_m=along)
 
-    def _best_order(self, problem: Problem, tiling: Tiling, found: Found) -> Order:
-        """Return the best of all orders for a kernel that was found."""
+    def _best_order(self, problem: Problem, found: Found, tiling: Tiling | None = None) -> Order:
+        """Return the best of all orders for a kernel that was found.
+
+        Args:
+            problem: What is computed.
+            found: The kernel.
+            tiling: Of the problem, where several kernels are asked about.
+        """
         order = self._native.best_order(problem, found.at, found.split) if self._native else None
-        if order is None:
-            return self._order(tiling, self._configs[found.at], found.split, self._orders)
-        return order
+        if order is not None:
+            return order
+        tiling = tiling or self._tiling(problem)
+        return self._order(tiling, self._configs[found.at], found.split, self._orders)
 
     def _order(self, tiling: Tiling, config: Config, split: int, orders: list[Order]) -> Order:
         least = self._native.least_loads if self._native else least_loads

@@ -13,10 +13,8 @@
 #endif
 
 #if defined(__x86_64__) && defined(__GNUC__)
+#define GATHERS
 #include <immintrin.h>
-#define HAS_AVX2 __builtin_cpu_supports("avx2")
-#else
-#define HAS_AVX2 0
 #endif
 
 #define EXPORT __attribute__((visibility("default")))
@@ -74,7 +72,8 @@ struct library {
 };
 
 // wave_order.py: GPCs, the one that is full first with its multiprocessors, and groups of two multiprocessors.
-enum { GPCS = 8, SMALL = 1, SMALL_SMS = 8, PAIRS = 4, MOST_PLACES = 4096, WORDS = MOST_PLACES / 64 };
+enum { GPCS = 8, SMALL = 1, SMALL_SMS = 8, PAIRS = 4, MOST_PLACES = 4096, WORDS = MOST_PLACES / 64,
+       MOST_ORDERS = 62 };
 
 static inline double smaller(double x, double y) { return x < y ? x : y; }
 static inline double larger(double x, double y) { return x > y ? x : y; }
@@ -140,7 +139,7 @@ EXPORT WIDE void describe(const struct kernels *c, const struct problem *p, cons
 typedef float floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t integers __attribute__((vector_size(4 * LANES)));
 
-// The sum of trees first to last for each column of features, where the compiler knows no instructions for it.
+// What sum_trees does, by the compiler's vectors.
 static WIDE void sum_trees_plainly(const struct trees *trees, int64_t first, int64_t last, const float *features,
                                    int64_t stride, float *sums) {
     const int64_t width = (int64_t)1 << trees->depth;
@@ -162,7 +161,7 @@ static WIDE void sum_trees_plainly(const struct trees *trees, int64_t first, int
     }
 }
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#ifdef GATHERS
 // The same with one instruction that reads the leaves of LANES columns.
 static inline __attribute__((always_inline, target("avx2"))) void gather_leaves(
     int64_t depth, const struct trees *trees, int64_t first, int64_t last, const float *features, int64_t stride,
@@ -192,14 +191,18 @@ __attribute__((target("avx2"))) static void sum_trees_by_gathers(
     else
         gather_leaves(trees->depth, trees, first, last, features, stride, sums);
 }
-#else
-#define sum_trees_by_gathers sum_trees_plainly
 #endif
 
 // The sum of trees first to last for each column of features. Rows are padded to whole LANES.
 static void sum_trees(const struct trees *trees, int64_t first, int64_t last, const float *features,
                       int64_t stride, float *sums) {
-    (HAS_AVX2 ? sum_trees_by_gathers : sum_trees_plainly)(trees, first, last, features, stride, sums);
+#ifdef GATHERS
+    if (__builtin_cpu_supports("avx2")) {
+        sum_trees_by_gathers(trees, first, last, features, stride, sums);
+        return;
+    }
+#endif
+    sum_trees_plainly(trees, first, last, features, stride, sums);
 }
 
 // The leaf of every tree for one column of features.
@@ -378,7 +381,7 @@ static int64_t cheapest(const struct kernels *c, double rows, double columns, do
     const double clusters_m = ceil(rows / side_m), clusters_n = ceil(columns / side_n), line = k * c->in_bytes;
     const double out_bytes = rows * columns * batch * c->out_bytes, tiles = clusters_m * clusters_n;
     const double together = smaller(resident, tiles), rounds = tiles / together;
-    double bytes[64], least = INFINITY;
+    double bytes[MOST_ORDERS], least = INFINITY;
     for (int64_t order = 0; order < count; order++) {
         const int along_m = orders[2 * order + 1] != 0;
         const double major = along_m ? clusters_m : clusters_n, minor = along_m ? clusters_n : clusters_m;
@@ -395,14 +398,15 @@ static int64_t cheapest(const struct kernels *c, double rows, double columns, do
     return found;
 }
 
-// The place of what traffic.Tiling.best_order returns of `count` orders, with k in so many parts; -1 where there are
-// more clusters along a side than are counted. `turns`: whether it is known how GPCs take turns.
+// The place of what traffic.Tiling.best_order returns of `count` orders, with k in so many parts; -1 where these, or
+// the clusters along a side, are more than are counted. `turns`: whether it is known how GPCs take turns.
 EXPORT int64_t best_order(const struct kernels *c, int64_t at, int64_t parts, int64_t m, int64_t n, int64_t k,
                           int64_t batch, const int64_t *orders, int64_t count, int32_t turns) {
     const int64_t rows = c->swap_ab[at] ? n : m, columns = c->swap_ab[at] ? m : n;
     const int64_t side_m = (int64_t)c->sides[at], side_n = (int64_t)c->sides[c->count + at];
     const int64_t clusters_m = (rows - 1) / side_m + 1, clusters_n = (columns - 1) / side_n + 1;
     const int64_t resident = (int64_t)c->resident[at], all = parts * batch;
+    if (count > MOST_ORDERS) return -1;
     int64_t asked = ((int64_t)1 << count) - 1, best = 0;
     if (clusters_m * clusters_n * all > resident)
         asked = cheapest(c, (double)rows, (double)columns, (double)batch, (double)k, (double)side_m, (double)side_n,

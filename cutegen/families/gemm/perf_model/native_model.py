@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cutegen.families.gemm.perf_model.fitted import FIRST_TREES, LAST, Fit, Found
 from cutegen.families.gemm.perf_model.roofline import FEATURES, KernelColumns, lying, memory_us
-from cutegen.families.gemm.perf_model.wave_order import KNOWN_SMS, Order, Wave, least_loads
+from cutegen.families.gemm.perf_model.wave_order import Order, Wave, knows_turns, least_loads
 from cutegen.families.gemm.problem import Problem
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class NativeModel:
         self._best_order = library.best_order
         self._best_order.restype = c_int64
         self._best_order.argtypes = [c_void_p, *[c_int64] * 6, c_void_p, c_int64, c_int32]
-        self._knows_turns = int(kernels.sms == KNOWN_SMS)
+        self._knows_turns = int(knows_turns(float(kernels.sms)))
         self._local = threading.local()
 
     def _scratch(self, sides: tuple[float, float]) -> _Scratch:

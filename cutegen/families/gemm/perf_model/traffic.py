@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from cutegen.arch import resident_clusters
 from cutegen.dtypes import DTYPE_BYTES
 from cutegen.families.gemm.perf_model.gpu_params import Machine
-from cutegen.families.gemm.perf_model.wave_order import KNOWN_SMS, Order, Wave, least_loads
+from cutegen.families.gemm.perf_model.wave_order import Order, Wave, knows_turns, least_loads
 from cutegen.families.gemm.problem import Problem
 
 __all__ = ["KEPT", "NEAR", "Geometry", "Tiling", "element_bytes"]
@@ -68,7 +68,7 @@ class Tiling:
     @property
     def knows_turns(self) -> bool:
         """Whether it is known in which order this GPU gives clusters to its GPCs."""
-        return self._sm_count == KNOWN_SMS
+        return knows_turns(self._sm_count)
 
     def sizes(self, swap: bool) -> tuple[int, int]:
         """Return what the kernel sees as m and n."""

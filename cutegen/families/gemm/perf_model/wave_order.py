@@ -22,6 +22,7 @@ __all__ = [
     "SMALL_SMS",
     "Order",
     "Wave",
+    "knows_turns",
     "least_loads",
     "loads",
     "orders_of",
@@ -65,6 +66,11 @@ class Wave(NamedTuple):
 def orders_of(swizzle_size: Sequence[Value], raster_along_m: Sequence[Value]) -> list[Order]:
     """Return the orders that these values of both knobs make."""
     return [(as_integer(band), as_flag(along)) for band, along in product(swizzle_size, raster_along_m)]
+
+
+def knows_turns(sm_count: float) -> bool:
+    """Return whether it is known in which order a GPU of so many SMs gives clusters to its GPCs."""
+    return sm_count == KNOWN_SMS
 
 
 def least_loads(wave: Wave, orders: Sequence[Order]) -> Order:
