@@ -170,7 +170,7 @@ def autotune(
         raise UsageError(
             "cutegen is frozen, so new answers would be misses; call cutegen.configure(build=...)"
         )
-    overlaps = tuner is None and not training and not _is_compiled(model)
+    overlaps = tuner is None and not training and not _has_compiled_parts(model)
     tuner = tuner or tuner_of(dispatcher)
     table = tuner.setting.table
     if table is None:
@@ -205,7 +205,7 @@ def tuner_of(dispatcher: Dispatcher) -> AutoTuner:
     return AutoTuner(device=device, cache_dir=root, table=named, effort="quick")
 
 
-def _is_compiled(model: Any) -> bool:
+def _has_compiled_parts(model: Any) -> bool:
     """Return whether a compiler calls some part of ``model``, which then keeps what is around our kernels."""
     return any(
         hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
