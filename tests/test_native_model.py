@@ -41,14 +41,23 @@ KINDS = (
 )
 
 
-@pytest.fixture(scope="module", params=["as this machine has it", "without AVX2"])
-def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.PyDLL:
-    folder, source = tmp_path_factory.mktemp("cache"), SOURCE
-    if request.param == "without AVX2":
-        text, asked = SOURCE.read_text(), '__builtin_cpu_supports("avx2")'
-        assert text.count(asked) == 1
-        source = folder / SOURCE.name
-        source.write_text(text.replace(asked, "0"))
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.PyDLL:
+    return built(SOURCE, tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def without_avx2(tmp_path_factory: pytest.TempPathFactory) -> ctypes.PyDLL:
+    """The library as it runs on other CPUs."""
+    text, asked = SOURCE.read_text(), '__builtin_cpu_supports("avx2")'
+    assert text.count(asked) == 1
+    folder = tmp_path_factory.mktemp("cache")
+    source = folder / SOURCE.name
+    source.write_text(text.replace(asked, "0"))
+    return built(source, folder)
+
+
+def built(source: Path, folder: Path) -> ctypes.PyDLL:
     found = build_library(source, Store(folder))
     assert found is not None  # gcc is needed for kernels too
     return found
@@ -73,11 +82,14 @@ def sets(kind: Problem, sm_count: int, library: ctypes.PyDLL) -> tuple[KernelSet
     return plain, native
 
 
+@pytest.mark.parametrize("on", ["library", "without_avx2"])
 @pytest.mark.parametrize("sm_count", [132, 114])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_every_number_is_that_of_numpy(kind: Problem, sm_count: int, library: ctypes.PyDLL) -> None:
+def test_every_number_is_that_of_numpy(
+    kind: Problem, sm_count: int, on: str, request: pytest.FixtureRequest
+) -> None:
     """Features, splits, which are likely, first looks, and the order of all kernels with their times."""
-    plain, native = sets(kind, sm_count, library)
+    plain, native = sets(kind, sm_count, request.getfixturevalue(on))
     assert native._native is not None
     for problem in drawn(kind, 50):
         look = plain._look(problem)
