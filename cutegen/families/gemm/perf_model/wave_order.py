@@ -83,19 +83,44 @@ def least_loads(wave: Wave, orders: Sequence[Order]) -> Order:
 
 def loads(wave: Wave, orders: Sequence[Order]) -> list[int]:
     """Return how many rows and columns GPCs load with each of some orders, each once for every GPC."""
-    clusters = wave._replace(rows=1, columns=1)
-    counted = (_count(clusters, order) for order in orders)
+    counted = (_clusters_loaded(wave, order) for order in orders)
     return [of_m * wave.rows + of_n * wave.columns for of_m, of_n in counted]
 
 
-@lru_cache(maxsize=8192)
-def _count(wave: Wave, order: Order) -> tuple[int, int]:
+def _clusters_loaded(wave: Wave, order: Order) -> tuple[int, int]:
     """Return how many clusters' rows and how many columns all GPCs load."""
-    units = min(wave.clusters_m * wave.clusters_n * wave.parts, wave.resident)
-    places = list(islice(_places(wave, order), units))
-    parts = [places[first : first + count] for first, count in units_of_gpcs(units, wave.blocks)]
-    return sum(len({row for row, _ in part}) for part in parts), sum(
-        len({column for _, column in part}) for part in parts
+    swizzle, along_m = order
+    major, minor = (wave.clusters_m, wave.clusters_n) if along_m else (wave.clusters_n, wave.clusters_m)
+    units, parts, band = min(major * minor * wave.parts, wave.resident), wave.parts, min(swizzle, minor)
+    if units <= band * major:  # what follows the first band makes no difference, so many waves are the same
+        major, minor, parts = -(-units // band), band, 1
+    along, across = _count(_Bands(major, minor, parts, band), units, wave.blocks)
+    return (along, across) if along_m else (across, along)
+
+
+class _Bands(NamedTuple):
+    """Clusters of tiles in bands, which are walked through one after the other.
+
+    Attributes:
+        major: Clusters along a band.
+        minor: Across all bands.
+        parts: How often these clusters come.
+        width: Clusters across a band.
+    """
+
+    major: int
+    minor: int
+    parts: int
+    width: int
+
+
+@lru_cache(maxsize=8192)
+def _count(bands: _Bands, units: int, blocks: int) -> tuple[int, int]:
+    """Return at how many places along bands and across them GPCs have work, each once for every GPC."""
+    places = list(islice(_places(bands), units))
+    of_gpcs = [places[first : first + count] for first, count in units_of_gpcs(units, blocks)]
+    return sum(len({at for at, _ in some}) for some in of_gpcs), sum(
+        len({across for _, across in some}) for some in of_gpcs
     )
 
 
@@ -137,13 +162,11 @@ def turn_of(cluster: int, blocks: int) -> tuple[int, int]:
     return turn + (turn >= SMALL), before + full
 
 
-def _places(wave: Wave, order: Order) -> Iterator[tuple[int, int]]:
-    """Yield the row and the column of each work unit; those of another part are others."""
-    swizzle, along_m = order
-    major, minor = (wave.clusters_m, wave.clusters_n) if along_m else (wave.clusters_n, wave.clusters_m)
-    band = min(swizzle, minor)
-    for part in range(wave.parts):
-        for start in range(0, minor, band):
-            for at in range(part * major, (part + 1) * major):
-                for next_ in range(part * minor + start, part * minor + min(start + band, minor)):
-                    yield (at, next_) if along_m else (next_, at)
+def _places(bands: _Bands) -> Iterator[tuple[int, int]]:
+    """Yield the place of each work unit along its band and across all; those of another part are others."""
+    for part in range(bands.parts):
+        for start in range(0, bands.minor, bands.width):
+            end = min(start + bands.width, bands.minor)
+            for at in range(part * bands.major, (part + 1) * bands.major):
+                for across in range(part * bands.minor + start, part * bands.minor + end):
+                    yield at, across
