@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -63,6 +64,16 @@ def test_what_is_imported_is_byte_compiled(tmp_path: Path, monkeypatch: pytest.M
     assert "good_one" not in sys.modules
 
 
+def test_files_are_read_by_a_process_that_imports_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any process that is timed; one that fails is no measurement."""
+    compile(bench_cold._FIRST_IMPORTS, "first imports", "exec")
+    monkeypatch.setattr(bench_cold, "_FIRST_IMPORTS", "import time; time.sleep(0.05)")
+    assert bench_cold.first_imports() >= 0.05
+    monkeypatch.setattr(bench_cold, "_FIRST_IMPORTS", "import no_such_module")
+    with pytest.raises(subprocess.CalledProcessError):
+        bench_cold.first_imports()
+
+
 def test_importing_is_measured_in_new_processes() -> None:
     """No GPU library comes along."""
     found = bench_cold.time_imports()
@@ -86,6 +97,7 @@ def test_the_file_holds_everything_and_failures_show(
     monkeypatch.setattr(bench_cold, "time_compiling", lambda *rest: rate)
     monkeypatch.setattr(bench_cold, "_IMPORTS", 1)
     monkeypatch.setattr(bench_cold, "_PACKAGES", ("jinja2",))
+    monkeypatch.setattr(bench_cold, "_FIRST_IMPORTS", "import json")
     effort = "quick" if limit == bench_cold.QUICK_COLD_S else "standard"
     assert bench_cold.main(arguments(tmp_path, "--commit", "abc", "--effort", effort)) == status
     document = json.loads((tmp_path / "cold.json").read_text())
@@ -101,4 +113,5 @@ def test_the_file_holds_everything_and_failures_show(
     assert f"{effort}: **19.5 s** with an empty cache, 2.5 s again" in shown
     assert f"| the command, with an empty cache | 19.500 | {limit:g} |" in shown
     assert "8 kernels, 2 at a time: 4.0 s; 3.0 a second once the first is there." in shown
-    assert "cores, modules byte-compiled; commit abc; " in shown
+    assert "cores, modules byte-compiled, files of PyTorch and the DSL read before (in " in shown
+    assert "s); commit abc; " in shown

@@ -43,6 +43,8 @@ class ColdStart(QuotedFile):
         commit, day = short_commit(facts["commit"]), facts["measured_at"][:10]
         ready = facts.get("byte_compiled")
         modules = ", modules byte-compiled" if ready and all(ready.values()) else ""
+        if "first_imports_s" in facts:
+            modules += f", files of PyTorch and the DSL read before (in {up(facts['first_imports_s'], 1)} s)"
         where = f"{gpu}, {machine['cores']} cores{modules}; commit {commit}; {day}."
         table = [line(["", "s", "promised"]), line(["---", "---:", "---:"]), *map(line, cells)]
         return "\n".join([*self.summary(), "", *table, "", rate, "", where])
