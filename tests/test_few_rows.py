@@ -23,6 +23,7 @@ from cutegen.families.registry import (
     space_of,
     spaces_beside,
 )
+from cutegen.measure.statistics import geometric_mean
 from cutegen.search.defaults import default_config, default_of_algorithm, predictor
 from cutegen.search.strategies import rank, refine
 from cutegen.space import Config, Space
@@ -229,14 +230,15 @@ def test_the_epilogue_has_the_order_of_all_kernels(line: str) -> None:
 
 
 def test_the_fit_is_near_the_measurements() -> None:
-    """Of what comes within a tenth of the fastest, with rows that the space has, nine of ten within 10 %."""
-    constants, times = fitted("sm_90a"), fit_few_rows.measured()
+    """Of what comes within a tenth of the fastest, nine of ten within 6 %; unseen choices, too."""
+    times = fit_few_rows.measured()
     near = [time for time in times if time.weight > 1.1**-3]
-    assert len(times) == 82 and len(near) > 30
-    off = sorted(abs(fit_few_rows.predicted(constants, time) / time.us - 1) for time in near)
-    assert off[len(off) * 9 // 10] < 0.1 and off[-1] < 0.15
-    told = json.loads(FILE.read_text(encoding="utf-8"))
-    assert told["error"] == pytest.approx(fit_few_rows.error(constants, times), abs=0.001)
+    assert len(times) > 2000 and len(near) > 500
+    wanted = [time.wanted_us for time in near]
+    off = sorted(abs(fit_few_rows.predicted(fitted("sm_90a"), near) / wanted - 1))
+    assert off[len(off) * 9 // 10] < 0.06 and off[-1] < 0.2
+    regret = json.loads(FILE.read_text(encoding="utf-8"))["left_out"]["regret"]
+    assert regret["first"] < 0.025 and regret["best_of_3"] < 0.01 and regret["first_worst"] < 0.25
 
 
 def test_the_file_follows_from_the_results_file(capsys: pytest.CaptureFixture[str]) -> None:
@@ -246,29 +248,25 @@ def test_the_file_follows_from_the_results_file(capsys: pytest.CaptureFixture[st
 
 
 def test_the_default_is_near_the_fastest_that_was_measured() -> None:
-    """Of both algorithms, within 2 %; for 8 rows it is none of these kernels, which were slower.
+    """Of both algorithms, where it was timed: 2 % behind in the mean, an eighth at worst."""
+    space, found = find_spaces("gemm", SPACE.arch)[0], []
+    for row in fit_few_rows.read_rows():
+        times = {Config.parse(words): us for words, us in row["times"].items()}
+        chosen = default_config(space, Problem.parse(row["problem"]))
+        if chosen in times:
+            found.append(min(times.values()) / times[chosen])
+    assert len(found) > 80 and geometric_mean(found) > 0.98 and min(found) > 0.875
 
-    Where the default was not timed, its predicted time counts, which is off by a few percent.
-    """
-    space, timed = find_spaces("gemm", SPACE.arch)[0], 0
-    for row in json.loads(fit_few_rows.RESULTS.read_text(encoding="utf-8"))["problems"]:
-        problem = Problem.parse(row["problem"])
-        few = {Config.parse(f"algorithm=few_rows {words}"): us for words, us in row["few_rows"].items()}
-        times = few | {Config.parse(words): us for words, us in row["tensor_cores"].items()}
-        chosen = default_config(space, problem)
-        if problem.m <= 4:
-            predict = predictor(space, problem, SPACE.arch.nominal_sm_count)
-            assert predict is not None
-            timed += chosen in times
-            expected = times.get(chosen) or predict(chosen) or 0.0
-            assert 0.95 * min(times.values()) < expected < 1.02 * min(times.values()), problem
-        else:
-            assert chosen.algorithm == "" and min(few.values()) > 1.3 * min(times.values())
-    assert timed >= 3
+
+def test_short_rows_take_no_tensor_cores() -> None:
+    """Behind another kernel these take 1.5 to 1.7 times as long."""
+    space = find_space("gemm", find_arch("sm_90a"))
+    for mnk in ((1, 1240, 832), (2, 856, 832), (2, 928, 576), (2, 1352, 768), (3, 1104, 960), (2, 680, 2240)):
+        assert default_config(space, Problem(*mnk), 132).algorithm == "few_rows"
 
 
 def test_four_rows_must_be_far_ahead_to_be_the_default() -> None:
-    """The estimate is too good for them on sizes that it was not fitted to; one row is as estimated."""
+    """On large matrices multiplying takes longer than reading."""
     general = find_space("gemm", find_arch("sm_90a"))
     for mnk in ((4, 5376, 4096), (4, 10752, 5376), (4, 10240, 8192), (3, 4096, 3072)):
         assert default_config(general, Problem(*mnk), 132).algorithm == ""

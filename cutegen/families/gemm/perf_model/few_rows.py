@@ -1,25 +1,28 @@
-"""Estimate of the kernels for few rows: the longest of reading B, of waiting for it, and of multiplying.
+"""Estimate of the kernels for few rows: what memory, waiting and multiplying take, corrected by trees.
 
-``tools/fit_few_rows.py`` fits the constants to measured times, and says where nothing was measured.
+``tools/fit_few_rows.py`` fits constants and trees to measured times, and says where nothing was measured.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
-from math import ceil, sqrt
+from math import ceil
 from pathlib import Path
+from typing import NamedTuple
 
 from cutegen.arch import Arch
 from cutegen.dtypes import DTYPE_BYTES
 from cutegen.errors import ArchError
 from cutegen.families.gemm.perf_model.fitted import fit_of
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
+from cutegen.families.gemm.perf_model.trees import Trees
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config
 
-__all__ = ["FILE", "Constants", "FewRowsEstimator", "fitted", "is_fitted"]
+__all__ = ["FEATURES", "FILE", "Constants", "FewRowsEstimator", "FewRowsFit", "fitted", "is_fitted"]
 
 FILE = Path(__file__).with_name("few_rows.json")
 _LOAD_BYTES = 16
@@ -28,8 +31,20 @@ _THREADS_PER_SM = 2048
 """Source: CUDA C++ Programming Guide, technical specifications."""
 _CTAS_PER_SM = 32
 """Source: as above."""
-_CLUSTER_US = 1.0
-"""Until CTAs of a cluster have met and exchanged their sums. Source: assumed."""
+_BYTES_US = 4.6e6
+"""Bytes of device memory per microsecond. Source: NVIDIA H200 datasheet, less what is never reached."""
+_LATENCY_US = 0.3
+"""Until loads arrive while memory is busy. Source: least error of 0.3 and 0.45; the trees correct it."""
+_OVERLAP = 3
+"""How far memory, waiting and arithmetic hide each other: norm of their times. Source: as for the latency,
+3 instead of 2."""
+_PDL_US = 0.3
+"""What programmatic dependent launch hides of a start. Source: fitted to 82 kernels back to back
+(docs/results/few_rows.json); behind another kernel all were timed with it."""
+_ELEMENTS, _ADDRESS = 8, 2
+"""Instructions to widen what a thread loads at a time, 16 bytes, and for its address."""
+FEATURES = 17
+"""Numbers that :meth:`FewRowsEstimator.describe` returns."""
 
 
 @dataclass(frozen=True)
@@ -38,38 +53,46 @@ class Constants:
 
     Attributes:
         start_us: From one launch to the next without work.
-        pdl_us: What programmatic dependent launch hides of it.
-        bytes_us: Bytes of device memory per microsecond.
-        latency_us: From a thread's loads to their arrival.
+        sm_bytes_us: Bytes of B per microsecond that reach one SM.
         cta_us: What a CTA takes before its first load and after its last product.
         round_clk: Clocks that an instruction between two rounds of loads takes.
         load_clk: Clocks of an SM to widen what a warp loads of B.
         row_clk: Clocks of an SM for each such load and row of A.
         share_clk: Clocks of an SM to load and widen as much of a row of A; columns share it.
-        l2_bytes_us: Bytes per microsecond from L2.
-        uneven: Share by which SMs with one CTA more than others delay the end.
         tail: Share of a CTA's time for which the last ones leave others without work.
-        overlap: How far memory, latency and arithmetic hide each other: norm of their times.
+        cluster_us: Until CTAs of a cluster have met and exchanged their sums.
     """
 
     start_us: float
-    pdl_us: float
-    bytes_us: float
-    latency_us: float
+    sm_bytes_us: float
     cta_us: float
     round_clk: float
     load_clk: float
     row_clk: float
     share_clk: float
-    l2_bytes_us: float
-    uneven: float
     tail: float
-    overlap: float
+    cluster_us: float
+
+
+class FewRowsFit(NamedTuple):
+    """The model of one GPU.
+
+    Attributes:
+        constants: Of the rough estimate.
+        trees: Corrections of its logarithm; None for none.
+        memory: Rate of device memory over that of the GPU that was measured.
+        clock: The same of clocks.
+    """
+
+    constants: Constants
+    trees: Trees | None
+    memory: float = 1.0
+    clock: float = 1.0
 
 
 @cache
-def fitted(arch: str) -> Constants:
-    """Return the constants of the main GPU of ``arch``.
+def fitted(arch: str) -> FewRowsFit:
+    """Return the model of the main GPU of ``arch``.
 
     Raises:
         ArchError: Nothing was measured there.
@@ -77,20 +100,57 @@ def fitted(arch: str) -> Constants:
     found = json.loads(FILE.read_text(encoding="utf-8"))
     if found["arch"] != arch:
         raise ArchError(f"no times of few rows on {arch}; measured: {found['arch']}")
-    return Constants(**found["constants"])
+    return FewRowsFit(Constants(**found["constants"]), Trees.of(found["trees"], FEATURES))
 
 
 @cache
-def _believed(arch: Arch) -> Constants:
-    """Return the constants of the GPU that ``arch`` is calibrated for."""
-    known, rates = fitted(arch.name), fit_of(arch).rates
-    return replace(known, bytes_us=known.bytes_us * rates.memory, l2_bytes_us=known.l2_bytes_us * rates.clock)
+def _believed(arch: Arch) -> FewRowsFit:
+    """Return the model of the GPU that ``arch`` is calibrated for."""
+    rates = fit_of(arch).rates
+    return fitted(arch.name)._replace(memory=rates.memory, clock=rates.clock)
 
 
 @cache
 def is_fitted(arch: Arch) -> bool:
     """Return whether such kernels were measured on ``arch``."""
     return bool(json.loads(FILE.read_text(encoding="utf-8"))["arch"] == arch.name)
+
+
+class _Kernel(NamedTuple):
+    """How one kernel cuts up the work.
+
+    Attributes:
+        rows: Of A.
+        threads: Of a CTA.
+        columns: Of a warp.
+        warps_along_k: Of a CTA, which share columns.
+        unroll: Loads of a column that a thread issues before it multiplies.
+        cluster: CTAs that share columns.
+        of_cta: Columns of a CTA.
+        ctas: In all.
+        resident: That an SM has room for.
+        busiest: That the SM with most of them has.
+        loads: Of a column that a thread has in all.
+        rounds: In so many turns.
+    """
+
+    rows: int
+    threads: int
+    columns: int
+    warps_along_k: int
+    unroll: int
+    cluster: int
+    of_cta: int
+    ctas: int
+    resident: int
+    busiest: int
+    loads: int
+    rounds: int
+
+    @property
+    def waves(self) -> int:
+        """Turns that the busiest SM takes."""
+        return ceil(self.busiest / self.resident)
 
 
 class FewRowsEstimator:
@@ -100,78 +160,105 @@ class FewRowsEstimator:
         problem: What is computed.
         arch: The target.
         sm_count: SMs of the GPU.
-        constants: Of the GPU; by default those fitted for ``arch``, scaled by its calibration.
+        model: Of the GPU; by default that fitted for ``arch``, scaled by its calibration.
 
     Raises:
         ArchError: Nothing is known of that architecture's speed.
     """
 
-    def __init__(
-        self, problem: Problem, arch: Arch, sm_count: int, constants: Constants | None = None
-    ) -> None:
+    def __init__(self, problem: Problem, arch: Arch, sm_count: int, model: FewRowsFit | None = None) -> None:
         self._problem, self._arch, self._sm_count = problem, arch, sm_count
-        self._believed = constants or _believed(arch)
-        self._mhz = find_machine(arch).boost_mhz * fit_of(arch).rates.clock
+        self._model = model or _believed(arch)
+        self._mhz = find_machine(arch).boost_mhz * self._model.clock
         self._vectors = problem.k * DTYPE_BYTES[problem.ab_dtype] // _LOAD_BYTES
         self._bytes = problem.min_bytes
-        self._elements = _LOAD_BYTES // DTYPE_BYTES[problem.ab_dtype]
+        self._sizes = (problem.m, problem.n * problem.batch, problem.k, self._bytes)
 
-    def time_us(self, config: Config, registers: int) -> float:
-        """Return the microseconds of one launch in a graph, operands in device memory.
+    def times_us(self, kernels: Sequence[tuple[Config, int]]) -> list[float]:
+        """Return the microseconds of one launch of each kernel in a graph, operands in device memory.
 
         Args:
-            config: A config of the space of these kernels.
-            registers: Of one thread.
+            kernels: Configs of the space of these kernels, each with the registers of a thread.
         """
-        believed = self._believed
-        ctas = self._ctas(config)
-        per_sm, resident = ctas / self._sm_count, self._resident(config, registers)
-        waves = max(1.0, per_sm / resident)
-        memory = self._bytes / believed.bytes_us
-        # CTAs that all run at once cannot even out what some SMs have more than others.
-        uneven = believed.uneven * (ceil(per_sm) / per_sm - 1) if per_sm <= resident else 0.0
-        parts = (
-            memory * (1 + uneven),
-            waves * self._cta_us(config),
-            self._arithmetic_us(config),
-            self._l2_us(config, ctas),
-        )
-        busy = float(sum(part**believed.overlap for part in parts) ** (1 / believed.overlap))
-        # Warps that share columns make shorter work of them, so that all end at about the same time.
-        tail = believed.tail * memory / waves / sqrt(config.integer("warps_along_k"))
-        fixed = believed.start_us - (believed.pdl_us if config.flag("use_pdl") else 0.0)
-        return fixed + busy + tail + (_CLUSTER_US if config["cluster_k"] != 1 else 0.0)
+        known = [self._kernel(config, registers) for config, registers in kernels]
+        rough = [
+            self._rough_us(kernel) - (_PDL_US if config.flag("use_pdl") else 0.0)
+            for kernel, (config, _) in zip(known, kernels, strict=True)
+        ]
+        trees = self._model.trees
+        if trees is None or not known:
+            return rough
+        import numpy as np
 
-    def _ctas(self, config: Config) -> int:
-        warps = config.integer("threads_per_cta") // _WARP // config.integer("warps_along_k")
-        columns = warps * config.integer("columns_per_warp")
-        return ceil(self._problem.n / columns) * config.integer("cluster_k") * self._problem.batch
+        features = np.array([self._features(kernel) for kernel in known], np.float32).T
+        corrected: list[float] = (rough * np.exp(trees.sums(features) + trees.base)).tolist()
+        return corrected
 
-    def _resident(self, config: Config, registers: int) -> int:
-        """CTAs that an SM has room for."""
-        threads = config.integer("threads_per_cta")
-        per_cta = -(-registers // 8) * 8 * threads
-        return max(1, min(self._arch.registers // per_cta, _THREADS_PER_SM // threads, _CTAS_PER_SM))
+    def time_us(self, config: Config, registers: int) -> float:
+        """Return what :meth:`times_us` says of one kernel."""
+        return self.times_us([(config, registers)])[0]
 
-    def _cta_us(self, config: Config) -> float:
-        """How long a CTA takes on its own: rounds of loads, and the products of each."""
-        rows, columns = config.integer("rows_per_cta"), config.integer("columns_per_warp")
-        loads = ceil(self._vectors / (_WARP * config.integer("warps_along_k") * config.integer("cluster_k")))
+    def describe(self, config: Config, registers: int) -> list[float]:
+        """Return what the trees ask about: sizes, how the kernel cuts up the work, how that fits the SMs."""
+        return self._features(self._kernel(config, registers))
+
+    def _kernel(self, config: Config, registers: int) -> _Kernel:
+        threads, columns = config.integer("threads_per_cta"), config.integer("columns_per_warp")
+        along_k, cluster = config.integer("warps_along_k"), config.integer("cluster_k")
+        of_cta = threads // _WARP // along_k * columns
+        ctas = ceil(self._problem.n / of_cta) * cluster * self._problem.batch
+        room = self._arch.registers // (-(-registers // 8) * 8 * threads)
+        resident = max(1, min(room, _THREADS_PER_SM // threads, _CTAS_PER_SM))
+        loads = ceil(self._vectors / (_WARP * along_k * cluster))
         unroll = min(config.integer("unroll"), loads)
-        # Each element is widened, and multiplied with each row; a load of A also has an address.
-        instructions = unroll * (columns * self._elements * (1 + rows) + (self._elements + 2) * rows)
-        products = instructions * self._believed.round_clk / self._mhz
-        return ceil(loads / unroll) * (self._believed.latency_us + products) + self._believed.cta_us
+        rows, busiest, rounds = (
+            config.integer("rows_per_cta"),
+            ceil(ctas / self._sm_count),
+            ceil(loads / unroll),
+        )
+        cuts = (rows, threads, columns, along_k, unroll, cluster, of_cta)
+        return _Kernel(*cuts, ctas, resident, busiest, loads, rounds)
 
-    def _arithmetic_us(self, config: Config) -> float:
-        """How long an SM's instructions take; what a warp loads of B is the unit."""
-        rows, columns = config.integer("rows_per_cta"), config.integer("columns_per_warp")
-        believed = self._believed
-        clocks = believed.load_clk + rows * (believed.row_clk + believed.share_clk / columns)
-        loads = self._problem.n * self._vectors * self._problem.batch / (_WARP * self._sm_count)
+    def _features(self, kernel: _Kernel) -> list[float]:
+        per_sm = kernel.ctas / self._sm_count
+        turns = max(1.0, kernel.busiest / kernel.resident)
+        return [
+            *self._sizes,
+            kernel.rows,
+            kernel.threads,
+            kernel.columns,
+            kernel.warps_along_k,
+            kernel.unroll,
+            kernel.of_cta,
+            per_sm,
+            kernel.busiest / per_sm,
+            kernel.resident,
+            turns,
+            kernel.waves / turns,
+            kernel.rounds,
+            kernel.loads / (kernel.rounds * kernel.unroll),
+        ]
+
+    def _rough_us(self, kernel: _Kernel) -> float:
+        known, model = self._model.constants, self._model
+        cta = self._cta_us(kernel)
+        of_b = kernel.busiest * kernel.of_cta / kernel.cluster * self._vectors * _LOAD_BYTES
+        memory = self._bytes / (_BYTES_US * model.memory)
+        of_sm = of_b / (known.sm_bytes_us * model.clock)
+        waiting, arithmetic = kernel.waves * cta, self._arithmetic_us(kernel)
+        busy = float(sum(part**_OVERLAP for part in (memory, of_sm, waiting, arithmetic)) ** (1 / _OVERLAP))
+        met = known.cluster_us if kernel.cluster != 1 else 0.0
+        return known.start_us + _PDL_US + busy + known.tail * cta + met
+
+    def _cta_us(self, kernel: _Kernel) -> float:
+        """How long a CTA takes on its own: rounds of loads, and the products of each."""
+        per_load = kernel.columns * _ELEMENTS * (1 + kernel.rows) + (_ELEMENTS + _ADDRESS) * kernel.rows
+        products = kernel.unroll * per_load * self._model.constants.round_clk / self._mhz
+        return kernel.rounds * (_LATENCY_US + products) + self._model.constants.cta_us
+
+    def _arithmetic_us(self, kernel: _Kernel) -> float:
+        """How long the instructions of the busiest SM take; what a warp loads of B is the unit."""
+        known = self._model.constants
+        clocks = known.load_clk + kernel.rows * (known.row_clk + known.share_clk / kernel.columns)
+        loads = kernel.busiest * kernel.of_cta / kernel.cluster * self._vectors / _WARP
         return loads * clocks / self._mhz
-
-    def _l2_us(self, config: Config, ctas: int) -> float:
-        """B comes through L2 once, and all rows of A for each CTA, or cluster."""
-        of_a = config.integer("rows_per_cta") * self._vectors * _LOAD_BYTES / config.integer("cluster_k")
-        return (ctas * of_a + self._bytes) / self._believed.l2_bytes_us

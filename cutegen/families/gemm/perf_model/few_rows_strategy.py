@@ -23,15 +23,6 @@ _P = TypeVar("_P", bound=AnyProblem)
 _MOST_ROWS = 4
 #: Refinement starts from so many of the fastest.
 _PARENTS = 3
-#: Predictions within this factor do not tell kernels apart. Source: so much do those of kernels differ that
-#: were measured to be within 2 % of each other.
-_SLACK = 1.03
-
-#: So many times as long as estimated do kernels of so many rows and more take, on sizes that the estimate
-#: was not fitted to. Source: five untuned products of 3 and 4 rows on an H200 took 1.05 to 1.34 times as
-#: long, 1.15 in the geometric mean; the general algorithm took up to 1.07 times as long on 24 others. With
-#: 2 rows the two are about level, with 1 row estimates are right.
-_MANY_ROWS, _LONGER = 4, 1.15
 
 
 class FewRowsStrategy:
@@ -52,10 +43,12 @@ class FewRowsStrategy:
         if limit < 1:
             raise UsageError(f"limit={limit} kernels must be at least 1")
         space, problem = query.space, query.problem
-        # Equals keep the order of the space: simpler first.
-        ordered = sorted(
-            space.configs(problem, dict(query.fixed)), key=_Times(space, problem, query.sm_count).time_us
+        times, configs = (
+            _Times(space, problem, query.sm_count),
+            list(space.configs(problem, dict(query.fixed))),
         )
+        times.look(configs)
+        ordered = sorted(configs, key=times.time_us)  # equals keep the order of the space: simpler first
         first: dict[tuple[Value, ...], Config] = {}
         for config in ordered:
             first.setdefault(_work_of(config), config)
@@ -95,18 +88,17 @@ class FewRowsStrategy:
         return 1
 
     def default(self, space: Space, problem: Problem, sm_count: int) -> Default:
-        """Return the first of the default candidates that is predicted to be about as fast as the fastest.
+        """Return the default candidate that is predicted to be the fastest.
 
-        What the model does not tell apart is in the order of measurements. Where no candidate is valid, it is
-        the space's own default.
+        Where none is valid, it is the space's own default.
         """
         found = list(_candidates(space, problem))
         if not found:
             return Default(space.default(problem))
-        estimates = _Times(space, problem, sm_count)
-        times = [estimates.time_us(config) for config in found]
-        longest = _SLACK * min(times)
-        return next(Default(*each) for each in zip(found, times, strict=True) if each[1] <= longest)
+        times = _Times(space, problem, sm_count)
+        times.look(found)
+        best = min(found, key=times.time_us)
+        return Default(best, times.time_us(best))
 
     def default_set(self, space: Space, problem: _P, sm_count: int) -> Sequence[tuple[_P, Config]]:
         """Return the space's default candidates, as far as they are valid.
@@ -134,15 +126,18 @@ class _Times:
         # Made when asked for: of problems with more rows, nobody asks.
         return FewRowsEstimator(self._problem, self._space.arch, self._sm_count)
 
+    def look(self, configs: Sequence[Config]) -> None:
+        """Estimate ``configs`` at once, which takes less time than one after the other."""
+        new = [config for config in dict.fromkeys(configs) if config not in self._known]
+        derived = (self._space.derive(config, self._problem, self._space.arch) for config in new)
+        kernels = [(c, as_integer(d["registers"])) for c, d in zip(new, derived, strict=True)]
+        self._known.update(zip(new, self._estimator.times_us(kernels), strict=True))
+
     def time_us(self, config: Config) -> float:
         """Return the microseconds that ``config`` is predicted to take."""
-        known = self._known.get(config)
-        if known is None:
-            derived = self._space.derive(config, self._problem, self._space.arch)
-            known = self._estimator.time_us(config, as_integer(derived["registers"]))
-            known *= _LONGER if config.integer("rows_per_cta") >= _MANY_ROWS else 1.0
-            self._known[config] = known
-        return known
+        if config not in self._known:
+            self.look([config])
+        return self._known[config]
 
 
 @lru_cache(maxsize=16)
@@ -168,8 +163,14 @@ def _few_rows_of(problem: _P) -> Iterator[_P]:
 
 
 def _candidates(space: Space, problem: AnyProblem) -> Iterator[Config]:
-    complete = (Config(dict(knobs)) for knobs in space.default_candidates(problem))
+    complete = (_config(tuple(knobs.items())) for knobs in space.default_candidates(problem))
     return (config for config in complete if space.is_valid(problem, config))
+
+
+@lru_cache(maxsize=256)
+def _config(knobs: tuple[tuple[str, Value], ...]) -> Config:
+    """Return a config; finding it takes less time than making it, and calls ask for the same few."""
+    return Config(dict(knobs))
 
 
 def _work_of(config: Config) -> tuple[Value, ...]:
