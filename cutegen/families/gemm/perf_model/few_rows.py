@@ -33,6 +33,8 @@ _CTAS_PER_SM = 32
 """Source: as above."""
 _BYTES_US = 4.6e6
 """Bytes of device memory per microsecond. Source: NVIDIA H200 datasheet, less what is never reached."""
+_SM_BYTES_CLK = 64
+"""Bytes per clock that reach an SM from L2. Source: assumed; the trees correct it."""
 _LATENCY_US = 0.3
 """Until loads arrive while memory is busy. Source: least error of 0.3 and 0.45; the trees correct it."""
 _OVERLAP = 3
@@ -53,7 +55,6 @@ class Constants:
 
     Attributes:
         start_us: From one launch to the next without work.
-        sm_bytes_us: Bytes of B per microsecond that reach one SM.
         cta_us: What a CTA takes before its first load and after its last product.
         round_clk: Clocks that an instruction between two rounds of loads takes.
         load_clk: Clocks of an SM to widen what a warp loads of B.
@@ -64,7 +65,6 @@ class Constants:
     """
 
     start_us: float
-    sm_bytes_us: float
     cta_us: float
     round_clk: float
     load_clk: float
@@ -100,7 +100,7 @@ def fitted(arch: str) -> FewRowsFit:
     found = json.loads(FILE.read_text(encoding="utf-8"))
     if found["arch"] != arch:
         raise ArchError(f"no times of few rows on {arch}; measured: {found['arch']}")
-    return FewRowsFit(Constants(**found["constants"]), Trees.of(found["trees"], FEATURES))
+    return FewRowsFit(Constants(**found["constants"]), Trees.of(found, FEATURES))
 
 
 @cache
@@ -211,13 +211,8 @@ class FewRowsEstimator:
         resident = max(1, min(room, _THREADS_PER_SM // threads, _CTAS_PER_SM))
         loads = ceil(self._vectors / (_WARP * along_k * cluster))
         unroll = min(config.integer("unroll"), loads)
-        rows, busiest, rounds = (
-            config.integer("rows_per_cta"),
-            ceil(ctas / self._sm_count),
-            ceil(loads / unroll),
-        )
-        cuts = (rows, threads, columns, along_k, unroll, cluster, of_cta)
-        return _Kernel(*cuts, ctas, resident, busiest, loads, rounds)
+        cuts = (config.integer("rows_per_cta"), threads, columns, along_k, unroll, cluster, of_cta)
+        return _Kernel(*cuts, ctas, resident, ceil(ctas / self._sm_count), loads, ceil(loads / unroll))
 
     def _features(self, kernel: _Kernel) -> list[float]:
         per_sm = kernel.ctas / self._sm_count
@@ -244,7 +239,7 @@ class FewRowsEstimator:
         cta = self._cta_us(kernel)
         of_b = kernel.busiest * kernel.of_cta / kernel.cluster * self._vectors * _LOAD_BYTES
         memory = self._bytes / (_BYTES_US * model.memory)
-        of_sm = of_b / (known.sm_bytes_us * model.clock)
+        of_sm = of_b / (_SM_BYTES_CLK * self._mhz)
         waiting, arithmetic = kernel.waves * cta, self._arithmetic_us(kernel)
         busy = float(sum(part**_OVERLAP for part in (memory, of_sm, waiting, arithmetic)) ** (1 / _OVERLAP))
         met = known.cluster_us if kernel.cluster != 1 else 0.0
