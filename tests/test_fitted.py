@@ -21,7 +21,6 @@ from cutegen.families.gemm.perf_model.judging import choices
 from cutegen.families.gemm.perf_model.kernel_set import default_kernels, kernel_set
 from cutegen.families.gemm.perf_model.roofline import FEATURES, KernelColumns, rooflines
 from cutegen.families.gemm.perf_model.traffic import Tiling
-from cutegen.families.gemm.perf_model.trees import UNIT, Trees
 from cutegen.families.gemm.perf_model.wave_order import least_loads
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
@@ -34,16 +33,6 @@ from tools import replay
 
 SPACE = find_space("gemm", find_arch("sm_90a"))
 SWEEP = Path(__file__).parents[1] / "docs" / "results" / "gemm_sweep_h200.json.xz"
-
-
-def test_leaves_are_whole_steps_if_they_come_from_a_file() -> None:
-    """And those of trees that are scaled are not."""
-    trees = load_fit().trees
-    steps = trees.steps()
-    assert steps is not None and steps.dtype == np.int16
-    assert (steps.astype(np.float32) * np.float32(UNIT) == trees.leaves).all()
-    assert trees.scaled(0.37).steps() is None
-    assert Trees(trees.asked, trees.limits, trees.leaves * np.float32(1e4), trees.depth, 0.0).steps() is None
 
 
 def test_trees_add_up_one_by_one() -> None:

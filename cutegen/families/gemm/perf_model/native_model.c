@@ -62,8 +62,6 @@ struct trees {
     const int32_t *asked;  // by question and tree
     const float *limits;
     const float *leaves;  // by tree and answers
-    const int16_t *steps;  // the same in multiples of unit, if they are such and fit, else none
-    float unit;
 };
 
 // Constants of torch_mm.py: tiles as pairs of rows and columns.
@@ -193,42 +191,12 @@ __attribute__((target("avx2"))) static void sum_trees_by_gathers(
     else
         gather_leaves(trees->depth, trees, first, last, features, stride, sums);
 }
-
-// The same for twice as many columns, with one instruction that picks leaves from two registers, which hold all
-// of a tree in 16 bits: nothing is gathered, and half as much is read. Needs steps and trees of DEPTH.
-__attribute__((target("avx512f,avx512bw"))) static void sum_trees_by_permutation(
-    const struct trees *trees, int64_t first, int64_t last, const float *features, int64_t stride, float *sums) {
-    const __m512 unit = _mm512_set1_ps(trees->unit);
-    for (int64_t at = 0; at < stride; at += 2 * LANES) {
-        const __mmask16 there = stride - at < 2 * LANES ? (1 << LANES) - 1 : 0xffff;
-        const int16_t *leaves = trees->steps + (first << DEPTH);
-        __m512 found = _mm512_setzero_ps();
-        for (int64_t tree = first; tree < last; tree++, leaves += 1 << DEPTH) {
-            __m512i numbers = _mm512_setzero_si512();
-            for (int64_t question = 0; question < DEPTH; question++) {
-                const int64_t place = question * trees->count + tree;
-                const __m512 values = _mm512_maskz_loadu_ps(there, features + trees->asked[place] * stride + at);
-                const __mmask16 yes = _mm512_cmp_ps_mask(values, _mm512_set1_ps(trees->limits[place]), _CMP_GT_OQ);
-                numbers = _mm512_mask_or_epi32(numbers, yes, numbers, _mm512_set1_epi32(1 << question));
-            }
-            const __m512i low = _mm512_loadu_si512(leaves), high = _mm512_loadu_si512(leaves + (1 << (DEPTH - 1)));
-            const __m512i picked = _mm512_slli_epi32(_mm512_permutex2var_epi16(low, numbers, high), 16);
-            const __m512 steps = _mm512_cvtepi32_ps(_mm512_srai_epi32(picked, 16));
-            found = _mm512_add_ps(found, _mm512_mul_ps(steps, unit));
-        }
-        _mm512_mask_storeu_ps(sums + at, there, found);
-    }
-}
 #endif
 
 // The sum of trees first to last for each column of features. Rows are padded to whole LANES.
 static void sum_trees(const struct trees *trees, int64_t first, int64_t last, const float *features,
                       int64_t stride, float *sums) {
 #ifdef GATHERS
-    if (__builtin_cpu_supports("avx512bw") && trees->steps && trees->depth == DEPTH) {
-        sum_trees_by_permutation(trees, first, last, features, stride, sums);
-        return;
-    }
     if (__builtin_cpu_supports("avx2")) {
         sum_trees_by_gathers(trees, first, last, features, stride, sums);
         return;

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cutegen.families.gemm.perf_model.fitted import FIRST_TREES, LAST, Fit, Found
 from cutegen.families.gemm.perf_model.roofline import FEATURES, KernelColumns, lying, memory_us
-from cutegen.families.gemm.perf_model.trees import UNIT
 from cutegen.families.gemm.perf_model.wave_order import Order, Wave, knows_turns, least_loads
 from cutegen.families.gemm.problem import Problem
 
@@ -70,8 +69,7 @@ class _Problem(Structure):
 class _Trees(Structure):
     _fields_: ClassVar = [
         *((name, c_int64) for name in ("depth", "count")),
-        *((name, c_void_p) for name in ("asked", "limits", "leaves", "steps")),
-        ("unit", c_float),
+        *((name, c_void_p) for name in ("asked", "limits", "leaves")),
     ]
 
 
@@ -94,10 +92,8 @@ class _Forest:
         self._asked = np.ascontiguousarray(trees.asked, np.int32)
         self._limits = np.ascontiguousarray(trees.limits, np.float32)
         self._leaves = np.ascontiguousarray(trees.leaves, np.float32)
-        self._steps = trees.steps()
         arrays = (array.ctypes.data for array in (self._asked, self._limits, self._leaves))
-        steps = None if self._steps is None else self._steps.ctypes.data
-        self._trees = _Trees(trees.depth, len(trees), *arrays, steps, UNIT)
+        self._trees = _Trees(trees.depth, len(trees), *arrays)
         self.at = ctypes.addressof(self._trees)
 
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     Array = NDArray[numpy.float32]
 
-__all__ = ["UNIT", "Trees"]
+__all__ = ["Trees"]
 
 #: What a leaf is a multiple of in a file, and more than any feature is.
-UNIT, _NEVER = 1e-5, 1e30
+_UNIT, _NEVER = 1e-5, 1e30
 #: Questions of a tree whose answers fit a byte.
 _MOST_DEPTH = 8
 #: What all trees together may add to a logarithm. Source: those that the package ships add 4.9 at most; the
@@ -96,21 +96,12 @@ class Trees:
     def to_json(self) -> dict[str, Any]:
         """Return what :meth:`of` reads: leaves as integers, each rounded to a hundred-thousandth."""
         return {
-            "unit": UNIT,
+            "unit": _UNIT,
             "base": round(self.base, 6),
             "asked": self.asked.tolist(),
             "limits": [[float(f"{limit:.7g}") for limit in row] for row in self.limits.tolist()],
-            "leaves": [[round(leaf / UNIT) for leaf in row] for row in self.leaves.tolist()],
+            "leaves": [[round(leaf / _UNIT) for leaf in row] for row in self.leaves.tolist()],
         }
-
-    def steps(self) -> NDArray[numpy.int16] | None:
-        """Return leaves as multiples of :data:`UNIT`; None where they are no such, or do not fit 16 bits."""
-        import numpy as np
-
-        unit = np.float32(UNIT)
-        found = np.rint(self.leaves / unit)
-        whole = abs(found).max(initial=0.0) <= np.iinfo(np.int16).max and (found * unit == self.leaves).all()
-        return np.ascontiguousarray(found, np.int16) if whole else None
 
     def joined(self, others: Trees) -> Trees:
         """Return trees whose sum is that of both."""
