@@ -4,7 +4,7 @@
 
 Sums in registers, without tensor cores: lanes of a warp lie along k, where A and B are contiguous.
 bf16 operands, fp32 accumulation, bf16 output, layout tn.
-algorithm=few_rows rows_per_cta=1 threads_per_cta=128 columns_per_warp=1 warps_along_k=2 unroll=8
+algorithm=few_rows rows_per_cta=1 threads_per_cta=128 columns_per_warp=2 warps_along_k=4 unroll=2
 cluster_k=1 use_pdl=true
 """
 
@@ -14,11 +14,11 @@ import cutlass.cute as cute
 from cutlass import memory
 
 ROWS = 1  # of A and D, at most
-COLUMNS = 1  # of D, for each warp
-K_WARPS = 2  # warps of a CTA that share columns, each with a part of k
-COLUMN_WARPS = 2
+COLUMNS = 2  # of D, for each warp
+K_WARPS = 4  # warps of a CTA that share columns, each with a part of k
+COLUMN_WARPS = 1
 CLUSTER_K = 1  # CTAs that share columns
-UNROLL = 8  # loads of a thread from each of its columns before it multiplies
+UNROLL = 2  # loads of a thread from each of its columns before it multiplies
 AB, OUT = cutlass.BFloat16, cutlass.BFloat16
 
 VECTOR = 128 // AB.width  # elements of one load
@@ -182,8 +182,8 @@ def kernel(
         add_products(acc, rows, columns, first, vectors, False)
     values = [acc[c, r] for r in range(ROWS) for c in range(COLUMNS)]
     values = sum_over_warp(values, lane)
-    place = lane // 32
-    if lane % 32 == 0:
+    place = lane // 16
+    if lane % 16 == 0:
         sums[place // COLUMNS * CTA_COLUMNS + group * COLUMNS + place % COLUMNS, k_warp] = values[0]
     cute.arch.sync_threads()
     for turn in cutlass.range_constexpr((RESULTS + THREADS - 1) // THREADS):
