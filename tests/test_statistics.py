@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cutegen.errors import MeasureError
 from cutegen.measure.statistics import (
+    LONG_US,
     Interval,
     choose,
     choose_in_all,
@@ -183,6 +184,16 @@ def test_of_those_that_lose_alike_in_one_regime_the_other_decides() -> None:
     assert choose_in_both(settled, bursts, ["fast", "steady", "both", "same"])[0] == "both"
     level = exactly(fast=103, steady=103, both=100, same=100.1)
     assert choose_in_both(settled, level, ["steady", "both", "same", "fast"])[0] == "fast"
+
+
+@pytest.mark.parametrize(
+    ("times", "winner"), [(1, "bursting"), (10, "bursting"), (20, "steady"), (40, "steady")]
+)
+def test_what_takes_long_is_seldom_in_a_burst(times: int, winner: str) -> None:
+    """Beyond 2 ms a loss in bursts counts less, the less the longer."""
+    settled = exactly(steady=200 * times, bursting=205 * times)
+    bursts = exactly(steady=180 * times, bursting=172.5 * times)
+    assert LONG_US == 2000 and choose_in_both(settled, bursts, ["steady", "bursting"])[0] == winner
 
 
 def test_who_keeps_up_with_the_reference_in_both_comes_first() -> None:

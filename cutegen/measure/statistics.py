@@ -13,6 +13,7 @@ __all__ = [
     "BURST_BAND",
     "BURST_REACH",
     "CONTEXT_REACH",
+    "LONG_US",
     "TIE_BAND",
     "Interval",
     "choose",
@@ -37,6 +38,11 @@ BURST_BAND = 0.01
 #: A config further behind than this when settled cannot win by its bursts. Source: 23 configs for each of six
 #: GEMMs on an H200: the best when settled was 4 to 7 % behind in bursts on four, others 1 to 3 % in both.
 BURST_REACH = 0.05
+#: Where the fastest takes longer than this, in microseconds, when settled, losses in bursts count by so much
+#: less: such launches are seldom alone, and two of them load the GPU for as long as a burst lasts. Source:
+#: judgement; of a grouped GEMM of 4 ms on an H200 a config had won by its bursts that was 3.7 % behind the
+#: default when settled (docs/results/grouped_gemm_standard.json).
+LONG_US = 2000.0
 #: A config further behind the winner than this, in the context that decides, cannot take its place for its
 #: times back to back; one that is nearer must save more than half of it over both contexts. Source:
 #: judgement; at 256x256x65536 on an H200 one 0.5 % behind the winner took 15 % less time back to back.
@@ -174,10 +180,10 @@ def choose_in_both(
     """Return the winner under settled clocks and in bursts, and all that are tied with it when settled.
 
     The loss of an entry is the larger of its two losses, each against the smallest time of the regime; within
-    :data:`BURST_BAND` a settled time counts as no loss. Entries within :data:`BURST_REACH` of the smallest
-    settled time compete, and the one with the smallest loss wins. Of losses within :data:`TIE_BAND` the
-    settled winner, as :func:`choose` finds it, comes first, then the smallest sum of both losses. If some
-    entries keep up with the reference in both regimes, only these compete. An entry that was not timed in
+    :data:`BURST_BAND` a settled time counts as no loss, and beyond :data:`LONG_US` one in bursts counts less.
+    Entries within :data:`BURST_REACH` of the smallest settled time compete, and the one with the smallest
+    loss wins. Of losses within :data:`TIE_BAND` the settled winner, as :func:`choose` finds it, comes first,
+    then the smallest sum of both losses. If some entries keep up with the reference in both regimes, only these compete. An entry that was not timed in
     bursts wins only if none near it was.
 
     Args:
@@ -245,12 +251,13 @@ def choose_in_all(
 
 
 def _losses(times: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-    """Return the loss of each against the fastest, in both regimes; a small one in the first counts as 0."""
+    """Return how much the loss of each against the fastest counts, settled and in bursts."""
     best = [min(column) for column in zip(*times.values(), strict=True)]
+    share = min(1.0, LONG_US / best[0])
     found = {}
     for name, both in times.items():
         first, second = (time / least - 1 for time, least in zip(both, best, strict=True))
-        found[name] = (first if first > BURST_BAND else 0.0, second)
+        found[name] = (first if first > BURST_BAND else 0.0, share * second)
     return found
 
 

@@ -53,9 +53,9 @@ DEFAULT_CANDIDATES: Mapping[int, tuple[tuple[int, int, int, int], ...]] = {
     4: ((128, 2, 4, 2), (64, 2, 2, 2), (128, 2, 2, 2), (64, 4, 1, 4), (64, 2, 1, 2)),
 }  # fmt: skip
 """For so many rows: threads of a CTA, columns of a warp, warps along k, unrolled loads. Source: times of
-250 problems behind another kernel (docs/results/untuned_few_rows_1601.json.xz, 1602, 1609 and 1613). Of sets of
-so many they and a kernel on tensor cores reach the most if a model chooses that has not seen the problem: 0.993,
-0.982 and 0.977 of the speed of the fastest."""
+250 problems behind another kernel (docs/results/untuned_few_rows_1601.json.xz, 1602, 1609 and 1613). Of sets
+of so many they and a kernel on tensor cores reach the most if a model chooses that has not seen the problem:
+0.993, 0.982 and 0.977 of the speed of the fastest."""
 
 
 def vectors(problem: Problem) -> int:
