@@ -183,8 +183,8 @@ def choose_in_both(
     :data:`BURST_BAND` a settled time counts as no loss, and beyond :data:`LONG_US` one in bursts counts less.
     Entries within :data:`BURST_REACH` of the smallest settled time compete, and the one with the smallest
     loss wins. Of losses within :data:`TIE_BAND` the settled winner, as :func:`choose` finds it, comes first,
-    then the smallest sum of both losses. If some entries keep up with the reference in both regimes, only these compete. An entry that was not timed in
-    bursts wins only if none near it was.
+    then the smallest sum of both losses. If some entries keep up with the reference in both regimes, only
+    these compete. An entry that was not timed in bursts wins only if none near it was.
 
     Args:
         settled: Times under settled clocks.
