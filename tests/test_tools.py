@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,14 @@ def test_without_a_gpu_nothing_is_measured_or_written(
 
 
 def test_what_is_said_of_predictions_follows_from_the_results_file(
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a change of the model: python tools/model_accuracy.py --write."""
-    assert model_accuracy.main(["--check"]) == 0, capsys.readouterr().out
+    """After a change of the model: python tools/model_accuracy.py --write. A third of the shapes shows it."""
+    assert model_accuracy.main(["--check", "--every", "3"]) == 0
+    facts = json.loads(model_accuracy.FILE.read_text(encoding="utf-8"))
+    assert facts["shapes"] == len(facts["rows"]) == 30
+    changed = tmp_path / "accuracy.json"
+    monkeypatch.setattr(model_accuracy, "FILE", changed)
+    for wrong in ({"worst_rank": 1}, {"rows": facts["rows"][:-1]}):
+        changed.write_text(json.dumps({**facts, **wrong}, indent=1) + "\n")
+        assert model_accuracy.main(["--check", "--every", "30"]) == 1

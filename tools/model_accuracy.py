@@ -7,6 +7,9 @@ predictions can say what their differences are worth.
     python tools/model_accuracy.py            # print
     python tools/model_accuracy.py --write    # write cutegen/families/gemm/perf_model/accuracy.json
     python tools/model_accuracy.py --check    # exit 1 if that file does not follow from the results file
+    python tools/model_accuracy.py --check --every 3    # the same, looking at every third shape
+
+The file also holds what was found of each shape, from which the rest follows.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.arch import find_arch
+from cutegen.cli.args import positive_int
 from cutegen.families.gemm.perf_model.accuracy import FILE, Accuracy
 from cutegen.families.registry import find_space
 from cutegen.search.defaults import default_of_algorithm, predictor
@@ -50,15 +54,22 @@ def compare(row: ShapeResult, sm_count: int) -> tuple[int, float, float]:
     return 1 + sum(time < own for time in times), own / times[0] - 1, own / timing.median_us
 
 
-def measure(path: Path) -> Accuracy:
-    """Return what the shapes of a results file say about the model."""
-    results = Results.load(path)
+_Row = tuple[int, float, float]
+
+
+def measure(results: Results, every: int = 1) -> list[_Row]:
+    """Return what :func:`compare` says of the measured shapes, or of one in so many."""
     facts: Any = results.conditions["gpu"]
-    rows = [compare(row, facts["sm_count"]) for row in results.shapes if row.timing(OWN)]
+    return [compare(row, facts["sm_count"]) for row in _measured(results)[::every]]
+
+
+def summary(results: Results, rows: Sequence[_Row]) -> Accuracy:
+    """Return what the shapes of a results file say about the model."""
+    facts: Any = results.conditions["gpu"]
     return Accuracy(
         arch=ARCH,
         gpu=facts["name"],
-        results=path.name,
+        results=RESULTS.name,
         shapes=len(rows),
         first=sum(at == 1 for at, _, _ in rows),
         median_rank=statistics.median(at for at, _, _ in rows),
@@ -68,6 +79,21 @@ def measure(path: Path) -> Accuracy:
     )
 
 
+def document(results: Results, rows: Sequence[_Row]) -> str:
+    """Return the text of the file."""
+    return (
+        json.dumps({**asdict(summary(results, rows)), "rows": [list(row) for row in rows]}, indent=1) + "\n"
+    )
+
+
+def follows(results: Results, every: int) -> bool:
+    """Return whether the file is what the results say, as far as one in so many shapes shows."""
+    text = FILE.read_text(encoding="utf-8")
+    rows = [(at, slack, ratio) for at, slack, ratio in json.loads(text)["rows"]]
+    complete = len(rows) == len(_measured(results)) and text == document(results, rows)
+    return complete and rows[::every] == measure(results, every)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(
@@ -75,13 +101,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--every", type=positive_int, default=1, metavar="N", help="one shape in so many (1)")
     args = parser.parse_args(argv)
-    found = measure(Path(__file__).parent.parent / RESULTS)
-    text = json.dumps(asdict(found), indent=1) + "\n"
-    print(f"{found}\n{text}", end="")
+    results = Results.load(Path(__file__).parent.parent / RESULTS)
+    if args.check:
+        return int(not follows(results, args.every))
+    rows = measure(results)
+    print(summary(results, rows))
     if args.write:
-        FILE.write_text(text, encoding="utf-8")
-    return int(args.check and text != FILE.read_text(encoding="utf-8"))
+        FILE.write_text(document(results, rows), encoding="utf-8")
+    return 0
+
+
+def _measured(results: Results) -> list[ShapeResult]:
+    return [row for row in results.shapes if row.timing(OWN)]
 
 
 if __name__ == "__main__":

@@ -54,5 +54,7 @@ class Accuracy:
 @cache
 def measured_accuracy(arch: Arch) -> Accuracy | None:
     """Return what was measured of the model for ``arch``; None if nothing was."""
-    found = Accuracy(**json.loads(FILE.read_text(encoding="utf-8")))
+    facts = json.loads(FILE.read_text(encoding="utf-8"))
+    facts.pop("rows")  # of single shapes, from which the rest follows
+    found = Accuracy(**facts)
     return found if found.arch == arch.name else None
