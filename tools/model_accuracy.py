@@ -81,9 +81,8 @@ def summary(results: Results, rows: Sequence[_Row]) -> Accuracy:
 
 def document(results: Results, rows: Sequence[_Row]) -> str:
     """Return the text of the file."""
-    return (
-        json.dumps({**asdict(summary(results, rows)), "rows": [list(row) for row in rows]}, indent=1) + "\n"
-    )
+    facts = asdict(summary(results, rows))
+    return json.dumps({**facts, "rows": [list(row) for row in rows]}, indent=1) + "\n"
 
 
 def follows(results: Results, every: int) -> bool:

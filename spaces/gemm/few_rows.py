@@ -209,8 +209,15 @@ def derive(config: Config, problem: Problem, arch: Arch) -> dict[str, Value]:
 
 def default_candidates(problem: Problem) -> Iterator[dict[str, Value]]:
     """Yield the knobs of a few kernels of which one does well on problems of as many rows."""
-    rows = next((count for count in DEFAULT_CANDIDATES if count >= problem.m), MAX_ROWS)
-    for threads, columns, k_warps, unroll in DEFAULT_CANDIDATES[rows]:
+    return candidates(problem.m, DEFAULT_CANDIDATES)
+
+
+def candidates(
+    m: int, known: Mapping[int, tuple[tuple[int, int, int, int], ...]]
+) -> Iterator[dict[str, Value]]:
+    """Yield the knobs of the kernels that a table such as :data:`DEFAULT_CANDIDATES` has for so many rows."""
+    rows = next((count for count in known if count >= m), MAX_ROWS)
+    for threads, columns, k_warps, unroll in known[rows]:
         yield {
             "algorithm": "few_rows",
             "rows_per_cta": rows,

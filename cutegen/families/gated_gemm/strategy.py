@@ -21,12 +21,6 @@ __all__ = ["GatedGemmStrategy"]
 
 #: So many default candidates are compared.
 _LOOKED_AT = 12
-#: Kernels without tensor cores take less time than predicted for a single row, others of it more. Source:
-#: weights of Llama-3 and 1x3656x3648 on an H200, 0.94 to 0.98 of what is predicted.
-_ONE_ROW = 0.95
-#: So do those of weights that take up to so many bytes, which launches in a row overlap best. Source: on an
-#: H200 2x528x640, 3x640x768 and 4x624x1152 took 0.54 to 0.77 of what is predicted; 0.91 to 1 from 5.7 MB on.
-_SMALL_BYTES, _SMALL = 2**22, 0.75
 
 
 class GatedGemmStrategy(BorrowedStrategy):
@@ -44,12 +38,7 @@ class GatedGemmStrategy(BorrowedStrategy):
         The GEMM's model is corrected by what is known of gated GEMMs.
         """
         if not isinstance(self._gemm, GemmStrategy):
-            found = super().default(space, problem, sm_count)
-            if found.time_us is None:
-                return found
-            small = plain_gemm(problem).min_bytes <= _SMALL_BYTES
-            factor = _SMALL if small else _ONE_ROW if problem.m == 1 else 1.0
-            return found._replace(time_us=factor * found.time_us)
+            return super().default(space, problem, sm_count)
         by_time = defaults_by_time(space, plain_gemm(problem), sm_count)
         likely = [*islice((c for c in by_time if space.is_valid(problem, c)), _LOOKED_AT)]
         if not likely:

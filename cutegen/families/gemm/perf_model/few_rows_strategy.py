@@ -43,10 +43,8 @@ class FewRowsStrategy:
         if limit < 1:
             raise UsageError(f"limit={limit} kernels must be at least 1")
         space, problem = query.space, query.problem
-        times, configs = (
-            _Times(space, problem, query.sm_count),
-            list(space.configs(problem, dict(query.fixed))),
-        )
+        configs = list(space.configs(problem, dict(query.fixed)))
+        times = _Times(space, problem, query.sm_count)
         times.look(configs)
         ordered = sorted(configs, key=times.time_us)  # equals keep the order of the space: simpler first
         first: dict[tuple[Value, ...], Config] = {}
