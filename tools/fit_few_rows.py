@@ -18,6 +18,8 @@ import random
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from cutegen.arch import find_arch
 from cutegen.families.gemm.perf_model.boosting import Boosting
 from cutegen.families.gemm.perf_model.few_rows import FILE, Constants, FewRowsEstimator, FewRowsFit
-from cutegen.families.gemm.perf_model.judging import folds, regret, regrets
+from cutegen.families.gemm.perf_model.judging import folds, matrices, numbered, regret, regrets
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_spaces
 from cutegen.space import Config, as_integer
@@ -101,8 +103,11 @@ def measured() -> list[Time]:
 
 def predicted(model: FewRowsFit, times: Iterable[Time]) -> Doubles:
     """Return what a model says of kernels, in microseconds."""
-    estimators: dict[Problem, FewRowsEstimator] = {}
-    return np.array([_estimator(estimators, model, t).time_us(t.config, t.registers) for t in times])
+    found: list[float] = []
+    for problem, some in groupby(times, attrgetter("problem")):
+        estimator = FewRowsEstimator(problem, ARCH, SM_COUNT, model)
+        found += estimator.times_us([(time.config, time.registers) for time in some])
+    return np.array(found)
 
 
 def error(found: Doubles, times: Sequence[Time]) -> float:
@@ -132,17 +137,11 @@ def fit_constants(times: Sequence[Time]) -> Constants:
 def fit(times: Sequence[Time]) -> tuple[FewRowsFit, Doubles]:
     """Return the model, and what models say of each time that have not seen its (n, k)."""
     rough = FewRowsFit(fit_constants(times), None)
-    estimators: dict[Problem, FewRowsEstimator] = {}
-    features = np.array([_estimator(estimators, rough, t).describe(t.config, t.registers) for t in times])
+    features = np.concatenate([_features(rough, *each) for each in groupby(times, attrgetter("problem"))])
     said, weight = predicted(rough, times), _weights(times)
     wanted = np.log(np.array([t.wanted_us for t in times]) / said)
-    pairs: dict[tuple[int, int], int] = {}
-    fold = folds(np.array([pairs.setdefault((t.problem.n, t.problem.k), len(pairs)) for t in times]))
-    left_out = np.zeros(len(times))
-    for number in range(fold.max() + 1):
-        there = fold == number
-        trees = _TREES.fit(features[~there], wanted[~there], weight[~there])
-        left_out[there] = trees.sums(features[there].astype(np.float32).T) + trees.base
+    fold = folds(matrices(time.problem for time in times))
+    left_out = _TREES.left_out(features, wanted, weight, fold)
     return rough._replace(trees=_TREES.fit(features, wanted, weight)), said * np.exp(left_out)
 
 
@@ -151,14 +150,13 @@ def document() -> dict[str, Any]:
     times = measured()
     model, left_out = fit(times)
     assert model.trees is not None
-    problems = list(dict.fromkeys(time.problem for time in times))
-    at = np.array([problems.index(time.problem) for time in times])
-    behind = regrets(at, np.array([time.us for time in times]), left_out)
+    shape = numbered(time.problem for time in times)
+    behind = regrets(shape, np.array([time.us for time in times]), left_out)
     return {
         "arch": ARCH.name,
         "gpu": "NVIDIA H200",
         "results": [path.name for path in RESULTS],
-        "problems": len(problems),
+        "problems": int(shape.max()) + 1,
         "kernels": len(times),
         "left_out": {"error": round(error(left_out, times), 3), "regret": {**regret(behind)}},
         "constants": asdict(model.constants),
@@ -182,11 +180,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(args.check and text != FILE.read_text(encoding="utf-8"))
 
 
-def _estimator(known: dict[Problem, FewRowsEstimator], model: FewRowsFit, time: Time) -> FewRowsEstimator:
-    found = known.get(time.problem)
-    if found is None:
-        found = known[time.problem] = FewRowsEstimator(time.problem, ARCH, SM_COUNT, model)
-    return found
+def _features(model: FewRowsFit, problem: Problem, times: Iterable[Time]) -> Doubles:
+    """Return what the trees are told of some kernels of one problem, a row for each."""
+    estimator = FewRowsEstimator(problem, ARCH, SM_COUNT, model)
+    return np.array([estimator.describe(time.config, time.registers) for time in times])
 
 
 def _weights(times: Sequence[Time]) -> Doubles:

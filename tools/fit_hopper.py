@@ -26,7 +26,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.families.gemm.perf_model.fitted import load_fit
 from cutegen.families.gemm.perf_model.fitting import Measured, find_rates
-from cutegen.families.gemm.perf_model.judging import FOLDS, behind_best, folds, nearness, regret, regrets
+from cutegen.families.gemm.perf_model.judging import (
+    FOLDS,
+    behind_best,
+    folds,
+    matrices,
+    nearness,
+    regret,
+    regrets,
+)
 from cutegen.families.gemm.perf_model.packaged import packaged_path
 from cutegen.families.gemm.perf_model.roofline import FEATURES, Rates, rooflines_of
 from cutegen.families.gemm.perf_model.torch_mm import describe
@@ -153,22 +161,17 @@ class Samples:
         return Trees.of(trees, asked), np.asarray(model.predict(self.features[: self.own]))
 
 
-def _matrices(problems: Sequence[Problem], known: dict[tuple[int, int], int]) -> Numbers:
-    return np.array([known.setdefault((p.n, p.k), len(known)) for p in problems])
-
-
 def kernel_samples(own: Recorded, found: dict[str, Any], sweep: fit_gemm.Points) -> Samples:
     """Return what is known of kernels, on the GPU and on the H200."""
     others = fit_gemm.with_products(found, sweep, fit_gemm.read_others())
-    known: dict[tuple[int, int], int] = {}
-    ours = _matrices(own.problems, known)[own.shape]
-    theirs = _matrices([Problem(*mnk) for mnk in others.sizes], known)[others.shape]
+    shape = np.concatenate([own.shape, others.shape + len(own.problems)])
+    matrix = matrices([*own.problems, *(Problem(*mnk) for mnk in others.sizes)])
     weight = _WEIGHT * nearness(behind_best(own.shape, own.us)) * ~own.moved
     return Samples.joined(
         (own.features, np.log(own.us / own.roofline_us), weight),
         (others.features, np.log(others.us / others.roofline_us), fit_gemm.weights(others)),
-        np.concatenate([own.shape, others.shape + len(own.problems)]),
-        folds(np.concatenate([ours, theirs])),
+        shape,
+        folds(matrix[shape]),
     )
 
 
@@ -176,7 +179,7 @@ def torch_mm(own: Recorded, sm_count: int) -> tuple[Trees, Array]:
     """Return trees of the library's time, and how far off those are that have not seen the matrix."""
     described = [describe(p.m, p.n, p.k, sm_count, p.layout) for p in own.problems]
     rough, features = (np.array(column) for column in zip(*described, strict=True))
-    wanted, fold = np.log(own.torch_us / rough), folds(_matrices(own.problems, {}))
+    wanted, fold = np.log(own.torch_us / rough), folds(matrices(own.problems))
     off = wanted - fit_torch_mm.left_out_sums(features, wanted, fold)
     trees = as_arrays(boosted(fit_torch_mm.SETTINGS, features, wanted), fit_torch_mm.DEPTH)
     return Trees.of(trees, features.shape[1]), off

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cutegen.families.gemm.family import GEMM
-from cutegen.families.gemm.perf_model.judging import folds
+from cutegen.families.gemm.perf_model.judging import folds, matrices
 from cutegen.families.gemm.perf_model.torch_mm import FILE, describe, load_torch_mm
 from cutegen.families.gemm.problem import Problem
 from tools.fit_gemm import (
@@ -81,8 +81,7 @@ def expected(found: dict[str, Any], timed: Sequence[dict[str, Any]]) -> tuple[Ar
     rough, features = (np.array(column) for column in zip(*described, strict=True))
     behind = [False] * len(rows) + [row["behind"] for row in timed]
     features = np.column_stack([features, np.arange(len(took)) >= len(rows), behind])
-    pairs: dict[tuple[int, int], int] = {}
-    fold = folds(np.array([pairs.setdefault((p.n, p.k), len(pairs)) for p in problems]))
+    fold = folds(matrices(problems))
     wanted = np.log(took / rough)
     weight = np.where(np.arange(len(took)) < len(rows), _SWEEP_WEIGHT, 1.0)
     logs = np.log(rough) + left_out_sums(features, wanted, fold, weight)

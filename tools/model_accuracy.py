@@ -21,7 +21,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -37,9 +37,11 @@ from tools.benchmark.results import OWN, Results, ShapeResult
 
 RESULTS = Path("docs/results/gemm_dev.json")
 ARCH = "sm_90a"
+#: Of a shape: what :func:`compare` returns.
+_Row: TypeAlias = tuple[int, float, float]
 
 
-def compare(row: ShapeResult, sm_count: int) -> tuple[int, float, float]:
+def compare(row: ShapeResult, sm_count: int) -> _Row:
     """Return the rank of the measured winner, how much slower it is predicted, and predicted by measured."""
     problem, space = row.problem, find_space("gemm", find_arch(ARCH))
     predict = predictor(space, problem, sm_count)
@@ -52,9 +54,6 @@ def compare(row: ShapeResult, sm_count: int) -> tuple[int, float, float]:
     own = predict(winner)
     assert own is not None
     return 1 + sum(time < own for time in times), own / times[0] - 1, own / timing.median_us
-
-
-_Row = tuple[int, float, float]
 
 
 def measure(results: Results, every: int = 1) -> list[_Row]:

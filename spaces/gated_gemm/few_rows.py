@@ -22,7 +22,7 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = {
 }
 """Those of the GEMM, with an even number of columns: a gate and what it multiplies come to the same warp."""
 
-DEFAULT_CANDIDATES: Mapping[int, tuple[tuple[int, int, int, int], ...]] = {
+DEFAULT_CANDIDATES: gemm.Candidates = {
     1: ((256, 2, 8, 2), (128, 4, 4, 2), (256, 2, 2, 2)),
     2: ((128, 2, 2, 2), (128, 2, 4, 4)),
     4: ((128, 4, 4, 2), (64, 2, 1, 8), (64, 2, 2, 2)),
@@ -53,8 +53,8 @@ def derive(config: Config, problem: Any, arch: Arch) -> dict[str, Value]:
 
 
 def default_candidates(problem: Any) -> Iterator[dict[str, Value]]:
-    """Yield those that were measured of gated GEMMs: one does well on problems of as many rows."""
-    yield from gemm.candidates(problem.m, DEFAULT_CANDIDATES)
+    """Return those that were measured of gated GEMMs: one does well on problems of as many rows."""
+    return gemm.candidates(problem.m, DEFAULT_CANDIDATES)
 
 
 def build_space(arch: Arch) -> Space:

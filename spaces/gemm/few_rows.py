@@ -9,6 +9,7 @@ Measurements that a rule or a value rests on are those of ``docs/results/few_row
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TypeAlias
 
 from cutegen.arch import Arch
 from cutegen.dtypes import DTYPE_BYTES
@@ -41,7 +42,10 @@ DOMAINS: Mapping[str, tuple[Value, ...]] = {
     "use_pdl": (False, True),
 }
 
-DEFAULT_CANDIDATES: Mapping[int, tuple[tuple[int, int, int, int], ...]] = {
+Candidates: TypeAlias = Mapping[int, tuple[tuple[int, int, int, int], ...]]
+"""For so many rows some kernels: threads of a CTA, columns of a warp, warps along k, unrolled loads."""
+
+DEFAULT_CANDIDATES: Candidates = {
     1: (
         (128, 2, 4, 2), (256, 2, 8, 2), (128, 2, 2, 2), (128, 4, 4, 2), (256, 2, 8, 4), (128, 2, 4, 4),
         (256, 2, 1, 2),
@@ -52,10 +56,9 @@ DEFAULT_CANDIDATES: Mapping[int, tuple[tuple[int, int, int, int], ...]] = {
     ),
     4: ((128, 2, 4, 2), (64, 2, 2, 2), (128, 2, 2, 2), (64, 4, 1, 4), (64, 2, 1, 2)),
 }  # fmt: skip
-"""For so many rows: threads of a CTA, columns of a warp, warps along k, unrolled loads. Source: times of
-250 problems behind another kernel (docs/results/untuned_few_rows_1601.json.xz, 1602, 1609 and 1613). Of sets
-of so many they and a kernel on tensor cores reach the most if a model chooses that has not seen the problem:
-0.993, 0.982 and 0.977 of the speed of the fastest."""
+"""Source: times of 250 problems behind another kernel (docs/results/untuned_few_rows_1601.json.xz, 1602, 1609
+and 1613). Of sets of so many they and a kernel on tensor cores reach the most if a model chooses that has not
+seen the problem: 0.993, 0.982 and 0.977 of the speed of the fastest."""
 
 
 def vectors(problem: Problem) -> int:
@@ -212,10 +215,8 @@ def default_candidates(problem: Problem) -> Iterator[dict[str, Value]]:
     return candidates(problem.m, DEFAULT_CANDIDATES)
 
 
-def candidates(
-    m: int, known: Mapping[int, tuple[tuple[int, int, int, int], ...]]
-) -> Iterator[dict[str, Value]]:
-    """Yield the knobs of the kernels that a table such as :data:`DEFAULT_CANDIDATES` has for so many rows."""
+def candidates(m: int, known: Candidates) -> Iterator[dict[str, Value]]:
+    """Yield the knobs of the known kernels for as many rows."""
     rows = next((count for count in known if count >= m), MAX_ROWS)
     for threads, columns, k_warps, unroll in known[rows]:
         yield {

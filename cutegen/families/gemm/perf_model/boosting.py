@@ -78,6 +78,21 @@ class Boosting:
         limits = np.array([[q[1] for q in questions] for questions, _ in found], np.float32).T
         return Trees(asked, limits, np.array([leaves for _, leaves in found], np.float32), self.depth, base)
 
+    def left_out(
+        self, features: Doubles, wanted: Doubles, weight: Doubles | None, fold: NDArray[numpy.intp]
+    ) -> Doubles:
+        """Return what trees say of each point that have not seen its fold; 0 where there is no other fold."""
+        import numpy as np
+
+        found = np.zeros(len(wanted))
+        for number in range(int(fold.max()) + 1):
+            there = fold == number
+            if there.any() and not there.all():
+                trees = self.fit(features[~there], wanted[~there], None if weight is None else weight[~there])
+                rows = np.ascontiguousarray(features[there].T.astype(np.float32))
+                found[there] = trees.sums(rows) + trees.base
+        return found
+
     def _borders(self, column: Doubles) -> Doubles:
         """Return where a feature may be cut: between its values, in about equal numbers of points."""
         import numpy as np

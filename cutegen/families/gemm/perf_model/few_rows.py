@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import ceil
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cutegen.arch import Arch
 from cutegen.dtypes import DTYPE_BYTES
@@ -91,13 +91,19 @@ class FewRowsFit(NamedTuple):
 
 
 @cache
+def _facts() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return found
+
+
+@cache
 def fitted(arch: str) -> FewRowsFit:
     """Return the model of the main GPU of ``arch``.
 
     Raises:
         ArchError: Nothing was measured there.
     """
-    found = json.loads(FILE.read_text(encoding="utf-8"))
+    found = _facts()
     if found["arch"] != arch:
         raise ArchError(f"no times of few rows on {arch}; measured: {found['arch']}")
     return FewRowsFit(Constants(**found["constants"]), Trees.of(found, FEATURES))
@@ -110,10 +116,9 @@ def _believed(arch: Arch) -> FewRowsFit:
     return fitted(arch.name)._replace(memory=rates.memory, clock=rates.clock)
 
 
-@cache
 def is_fitted(arch: Arch) -> bool:
     """Return whether such kernels were measured on ``arch``."""
-    return bool(json.loads(FILE.read_text(encoding="utf-8"))["arch"] == arch.name)
+    return bool(_facts()["arch"] == arch.name)
 
 
 class _Kernel(NamedTuple):

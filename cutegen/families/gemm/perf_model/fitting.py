@@ -17,9 +17,9 @@ from cutegen.families.gemm.perf_model.boosting import Boosting
 from cutegen.families.gemm.perf_model.fitted import Fit
 from cutegen.families.gemm.perf_model.gpu_params import Factors, find_machine, scaled
 from cutegen.families.gemm.perf_model.judging import (
-    FOLDS,
     behind_best,
     folds,
+    matrices,
     nearness,
     regret,
     regrets,
@@ -130,14 +130,12 @@ def refit(measured: Sequence[Measured], sm_count: int, start: Fit, torch_start: 
     import numpy as np
 
     us, shape = _timed(measured)
-    pairs: dict[tuple[int, int], int] = {}
-    matrix = np.array([pairs.setdefault((m.problem.n, m.problem.k), len(pairs)) for m in measured])
     weight = nearness(behind_best(shape, us))
     shipped = _predict(measured, sm_count, start, start.rates)[0]
     rates = find_rates(measured, sm_count, start)
     logs, features = _predict(measured, sm_count, start, rates)
-    wanted, fold = np.log(us) - logs, folds(matrix)
-    left_out = _left_out(_TREES, features, wanted, weight, fold[shape])
+    wanted, fold = np.log(us) - logs, folds(matrices([each.problem for each in measured]))
+    left_out = _TREES.left_out(features, wanted, weight, fold[shape])
     judged: dict[str, Any] = {
         name: regret(regrets(shape, us, found))
         for name, found in (("shipped", shipped), ("rates", logs), ("trees", logs + left_out))
@@ -232,22 +230,6 @@ def find_rates(measured: Sequence[Measured], sm_count: int, fit: Fit) -> Rates:
     return best
 
 
-def _left_out(
-    boosting: Boosting, features: Doubles, wanted: Doubles, weight: Doubles | None, fold: NDArray[numpy.intp]
-) -> Doubles:
-    """Return what trees say of each point that have not seen its fold."""
-    import numpy as np
-
-    found = np.zeros(len(wanted))
-    for number in range(FOLDS):
-        there = fold == number
-        if there.any() and not there.all():
-            trees = boosting.fit(features[~there], wanted[~there], None if weight is None else weight[~there])
-            rows = np.ascontiguousarray(features[there].T.astype(np.float32))
-            found[there] = trees.sums(rows) + trees.base
-    return found
-
-
 def _torch_trees(
     measured: Sequence[Measured], sm_count: int, start: TorchMm, fold: NDArray[numpy.intp]
 ) -> Trees:
@@ -259,7 +241,7 @@ def _torch_trees(
     known = np.log([start.time_us(*mnk, sm_count) for mnk in sizes])
     wanted = np.log([each.torch_us for each in measured]) - known
     middle = float(np.median(wanted))
-    left_out = _left_out(_TORCH_TREES, features, wanted, None, fold)
+    left_out = _TORCH_TREES.left_out(features, wanted, None, fold)
     better = abs(wanted - left_out).mean() < abs(wanted - middle).mean()
     return start.trees.joined(_TORCH_TREES.fit(features, wanted) if better else _constant(middle))
 

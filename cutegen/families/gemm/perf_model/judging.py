@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
+    from cutegen.families.gemm.problem import Problem
+
     Doubles = NDArray[numpy.float64]
     Places = NDArray[numpy.intp]
 
-__all__ = ["FOLDS", "behind_best", "choices", "folds", "nearness", "regret", "regrets"]
+__all__ = [
+    "FOLDS",
+    "behind_best",
+    "choices",
+    "folds",
+    "matrices",
+    "nearness",
+    "numbered",
+    "regret",
+    "regrets",
+]
 
 #: Parts of the matrices of which each is left out once.
 FOLDS = 5
@@ -33,6 +46,19 @@ def nearness(behind: Doubles) -> Doubles:
     import numpy as np
 
     return np.asarray(np.exp(-(behind - 1) / _FAR) + 0.03)
+
+
+def numbered(keys: Iterable[Hashable]) -> Places:
+    """Return the number of each key: equal keys have the same, in the order in which they come first."""
+    import numpy as np
+
+    known: dict[Hashable, int] = {}
+    return np.array([known.setdefault(key, len(known)) for key in keys], np.intp)
+
+
+def matrices(problems: Iterable[Problem]) -> Places:
+    """Return the number of the (n, k) of each problem."""
+    return numbered((problem.n, problem.k) for problem in problems)
 
 
 def folds(matrices: Places) -> Places:
