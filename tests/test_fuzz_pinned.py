@@ -373,7 +373,7 @@ def texts(draw: st.DrawFn, text: bytes) -> bytes:
     return text[:start] + (text[end:] if way == "cut" else b"")
 
 
-@settings(FUZZ, max_examples=200)
+@settings(FUZZ, max_examples=300)
 @given(st.data())
 def test_any_manifest_ends_in_an_answer_or_an_error_of_the_loader(field: Field, data: st.DataObject) -> None:
     """Another exception would end this test; nothing in or beside the folder changes."""

@@ -55,9 +55,9 @@ def test_clusters_have_eight_ctas_on_a_multiprocessor_and_fit_gpcs() -> None:
 @pytest.mark.dsl
 @pytest.mark.parametrize("family", ["cross_entropy", "softmax"])
 def test_compiled_kernels_take_about_as_many_registers(family: str, tmp_path: Path) -> None:
-    """Of five kernels from all over those that were timed, four have the CTAs that are expected."""
+    """Of eight kernels from all over those that were timed, seven have the CTAs that are expected."""
     known = fit_row_registers.kernels(family)
-    sources = [*known][:: len(known) // 5][:5]
+    sources = [*known][:: len(known) // 8][:8]
     registers = fit_row_registers.compiled(sources, Store(tmp_path), 2)
     by = registers_of(family)
     equal = 0
@@ -66,4 +66,4 @@ def test_compiled_kernels_take_about_as_many_registers(family: str, tmp_path: Pa
         expected = by.of(one.values, one.weights, one.sums, one.is_shared)
         assert abs(expected - found) < 16, (expected, found)
         equal += ctas_with(expected, one.threads, ARCH) == ctas_with(found, one.threads, ARCH)
-    assert len(registers) == 5 and equal >= 4
+    assert len(registers) == 8 and equal >= 7
