@@ -104,7 +104,8 @@ def find_family(name: str) -> Family:
     Raises:
         ResourceError: There is none; the message lists those there are.
     """
-    return _find(name).family
+    found = _registered.get(name)
+    return _find(name).family if found is None else found.family
 
 
 def parse_problem(line: str) -> Problem:

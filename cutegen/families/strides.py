@@ -37,10 +37,11 @@ class View:
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides that torch gives a new tensor."""
-    strides, step = [1] * len(shape), 1
-    for at in reversed(range(len(shape))):
-        strides[at], step = step, step * max(1, shape[at])
-    return tuple(strides)
+    strides, step = [], 1
+    for extent in shape[::-1]:
+        strides.append(step)
+        step *= extent or 1
+    return tuple(strides[::-1])
 
 
 def may_repeat(shape: Sequence[int], stride: Sequence[int]) -> bool:

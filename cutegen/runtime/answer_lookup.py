@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from cutegen.families.registry import find_family, is_legal, require_legal
-from cutegen.family import Problem
+from cutegen.family import Family, Problem
 from cutegen.records.entry import Entry
 from cutegen.records.lookup import Lookup
 from cutegen.records.range_entry import RangeEntry
@@ -101,7 +101,7 @@ def look_up(
     if because is None:
         tuned = answer.how in ("exact", "range")
         asked = wanted == "torch" or (wanted == "expected" and not tuned)
-        because = _expected_slower(answer, space, sm_count, _EXPECTED_LEAD[wanted]) if asked else ""
+        because = _expected_slower(answer, family, space, sm_count, _EXPECTED_LEAD[wanted]) if asked else ""
     return replace(answer, config=None, because=because) if because else answer
 
 
@@ -115,12 +115,12 @@ def _measured_slower(answer: Answer) -> str | None:
     return f"{what} was measured {1 / ratio:.2f} times as good" if ratio < 1 - MEASURED_LEAD else ""
 
 
-def _expected_slower(answer: Answer, space: Space, sm_count: int, lead: float) -> str:
+def _expected_slower(answer: Answer, family: Family, space: Space, sm_count: int, lead: float) -> str:
     """Return in words that PyTorch is expected to take less than ``lead`` times as long; else nothing.
 
     More than ``lead`` is asked for where the family doubts what it expects.
     """
-    problem, family = answer.problem, find_family(answer.problem.family)
+    problem = answer.problem
     torch_us = family.baseline_us(problem, space.arch, sm_count)
     own_us = None if torch_us is None else _predicted_us(answer, space, sm_count)
     if torch_us is None or own_us is None:

@@ -151,7 +151,7 @@ class _NotLoadedError(LaunchError):
         super().__init__(str(compilation.error))
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Request:
     """A kernel that is asked for, and the moment.
 

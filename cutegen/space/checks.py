@@ -33,9 +33,11 @@ class Checks:
     def __init__(self, space: Space, problem: Problem) -> None:
         self._space = space
         self._problem = problem
-        signature = getattr(problem.signature, "__dict__", {})
+        signature = problem.signature
+        held = getattr(signature, "__dict__", {})
         #: What all problems of the signature have in common.
-        self._common = {name for name, value in signature.items() if getattr(problem, name, None) == value}
+        self._common = {name for name, value in held.items() if getattr(problem, name, None) == value}
+        self._common.update(getattr(signature, "renamed", ()))
         self._verdicts: dict[tuple[str, tuple[Value, ...]], bool | _Holds] = {}
 
     def left(self, config: Config) -> tuple[_Holds, ...] | None:

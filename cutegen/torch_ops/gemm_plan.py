@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cutegen.dtypes import TORCH_DTYPES
@@ -107,18 +106,14 @@ def make_plan(
         LaunchError: The kernel cannot be had now; see :meth:`Dispatcher.serve`.
         CutegenError: As :meth:`Dispatcher.serve` says.
     """
-    import torch
-
     operands = describe(request, device_type=dispatcher.device_type)
-    dtype: torch.dtype = getattr(torch, TORCH_DTYPES[operands.out_dtype])
-    a_bytes, b_bytes = span_bytes(request.a), span_bytes(request.b)
-    out_bytes = 0 if request.out is None else span_bytes(request.out)
-    shape = operands.shape
-    plan = Plan(
-        _nothing, shape, contiguous_strides(shape), dtype, request.a.device, a_bytes, b_bytes, out_bytes
-    )
+    a, b, out, shape = request.a, request.b, request.out, operands.shape
+    dtype = _torch_dtype(operands.out_dtype) if out is None else out.dtype
+    bytes_of = _dense_bytes if operands.dense else span_bytes
+    spans = bytes_of(a), bytes_of(b), 0 if out is None else bytes_of(out)
+    plan = Plan(_nothing, shape, contiguous_strides(shape), dtype, a.device, *spans)
     if operands.problem is not None:
-        index = max(0, request.a.get_device())
+        index = max(0, a.get_device())
         launcher = _Launchers(operands.problem, operands.views, dispatcher, config, workspace, index)
         plan.launch = serve_call(launcher.serve, launcher.bind, plan.keep, capturing)
     elif 0 not in operands.shape:
@@ -126,7 +121,19 @@ def make_plan(
     return plan
 
 
-@dataclass(frozen=True)
+def _torch_dtype(name: str) -> torch.dtype:
+    import torch
+
+    found: torch.dtype = getattr(torch, TORCH_DTYPES[name])
+    return found
+
+
+def _dense_bytes(tensor: torch.Tensor) -> int:
+    """Return what :func:`span_bytes` returns of a tensor without gaps."""
+    return tensor.nbytes
+
+
+@dataclass(eq=False)
 class _Launchers:
     """Makes the launchers of one plan."""
 
@@ -144,7 +151,7 @@ class _Launchers:
 
     def bind(self, served: Served) -> Launcher:
         if served.choice is not None:
-            form, choice = _form(_Key(self.problem.signature, self.problem)), served.choice
+            form, choice = _form(self.problem), served.choice
             launcher: Launcher = form(choice.function, choice.launch, self.workspace, self.index)
         elif GEMM.is_library_call(self.problem) and GEMM.is_plain(self.problem):
             return _vendor(batched=self.problem.batch > 1)
@@ -153,19 +160,24 @@ class _Launchers:
         return _bind_views(launcher, self.views) if any(self.views) else launcher
 
 
-@dataclass(frozen=True)
-class _Key:
-    """What arguments of a kernel there are depends on; the problem is any of that signature."""
-
-    signature: Signature
-    problem: Problem = field(compare=False)
+#: What makes launchers of the kernels of one signature, and how many are kept.
+_forms: dict[Signature, LauncherForm] = {}
+_MOST_FORMS = 256
 
 
-@lru_cache(maxsize=256)
-def _form(key: _Key) -> LauncherForm:
-    """Return what makes launchers of the kernels of one signature."""
+def _form(problem: Problem) -> LauncherForm:
+    """Return what makes launchers of the kernels of a problem's signature."""
+    found = _forms.get(problem.signature)
+    if found is None:
+        if len(_forms) >= _MOST_FORMS:
+            _forms.clear()
+        found = _forms[problem.signature] = _made_form(problem)
+    return found
+
+
+def _made_form(problem: Problem) -> LauncherForm:
     passed, extras = [], 0
-    for argument in GEMM.arguments(key.problem):
+    for argument in GEMM.arguments(problem):
         own = argument.kind if argument.kind in ("scratch", "launch") else ""
         name = argument.name
         if argument.kind == "in" and name not in ("a", "b"):

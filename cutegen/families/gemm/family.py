@@ -176,8 +176,12 @@ class GemmFamily(Family):
         ``torch.addmm`` or ``torch.baddbmm``.
         """
         p, epilogue = problem, problem.epilogue
-        if epilogue == _PLAIN or p.out_dtype != p.ab_dtype or p.ab_dtype not in ("bf16", "fp16"):
-            return epilogue == _PLAIN and p.out_dtype == p.ab_dtype
+        if p.out_dtype != p.ab_dtype:
+            return False
+        if epilogue == _PLAIN:
+            return True
+        if p.ab_dtype not in ("bf16", "fp16"):
+            return False
         adds_bias = epilogue.bias == "n" and not epilogue.beta and p.batch == 1
         return not (epilogue.scale or epilogue.activation) and (not epilogue.bias or adds_bias)
 

@@ -6,7 +6,7 @@ Nothing here imports torch; tensors are asked for their shape, strides, dtype an
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING
 
@@ -47,9 +47,10 @@ __all__ = [
 _LAYOUT_OF = {axes: letters for letters, axes in LAYOUTS.items()}
 #: What most operands are: bytes of their elements by dtype, and where these are.
 _USUAL, _STRIDED = {"bf16": 2, "fp16": 2}, "torch.strided"
+_AS_THEY_ARE = (None, None, None)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Request:
     """The arguments of one GEMM, as the caller gave them."""
 
@@ -80,7 +81,7 @@ class Request:
         return {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Operands:
     """What a request amounts to.
 
@@ -90,6 +91,7 @@ class Operands:
         out_dtype: Short name of the result's dtype.
         epilogue: What is fused behind the GEMM.
         views: For each tensor that the kernel takes, in its order: the view that replaces it, or None.
+        dense: Whether a, b and out are known to be matrices without gaps.
     """
 
     problem: Problem | None
@@ -97,6 +99,7 @@ class Operands:
     out_dtype: str
     epilogue: Epilogue
     views: tuple[View | None, ...]
+    dense: bool = field(default=False, compare=False)
 
 
 def describe(request: Request, *, device_type: str = "cuda") -> Operands:
@@ -166,27 +169,26 @@ def _usual(request: Request, device_type: str) -> Operands | None:
         alike = a.device == b.device == out.device and a.device.type == device_type
         if not (same and alike and str(a.layout) == _STRIDED and a.layout == b.layout == out.layout):
             return None
-        shapes = tuple(a.shape), tuple(b.shape), tuple(out.shape)
-        strides = a.stride(), b.stride(), out.stride()
-        axes = [_dense_axis(shape, stride) for shape, stride in zip(shapes, strides, strict=True)]
+        of_a, of_b, result = tuple(a.shape), tuple(b.shape), tuple(out.shape)
+        along_a, along_b = _dense_axis(of_a, a.stride()), _dense_axis(of_b, b.stride())
+        if not along_a or not along_b or _dense_axis(result, out.stride()) != -1:
+            return None
         addresses = a.data_ptr() | b.data_ptr() | out.data_ptr()
         if a.is_neg() or b.is_neg() or out.is_neg():
             return None
     except AttributeError:
         return None
-    if 0 in axes or axes[2] != -1 or addresses % TMA_ALIGN_BYTES:
+    (m, k), (rows, n) = of_a, of_b
+    size = _USUAL[dtype]
+    reach = addresses | of_a[along_a] * size | of_b[along_b] * size | n * size
+    if rows != k or result != (m, n) or reach % TMA_ALIGN_BYTES:
         return None
-    (m, k), (rows, n), result = shapes
-    step = TMA_ALIGN_BYTES // _USUAL[dtype]
-    ragged = [shape[axis] % step for shape, axis in zip(shapes, axes, strict=True)]
-    if rows != k or result != (m, n) or any(ragged):
-        return None
-    layout = _LAYOUT_OF["mk"[axes[0]], "kn"[axes[1]]]
+    layout = _LAYOUT_OF["mk"[along_a], "kn"[along_b]]
     try:
         problem = Problem(m, n, k, 1, dtype, dtype, layout, any_order=request.any_order)
     except ProblemError:
         return None
-    return Operands(problem, result, dtype, problem.epilogue, (None, None, None))
+    return Operands(problem, result, dtype, problem.epilogue, _AS_THEY_ARE, dense=True)
 
 
 def out_dtype_name(a_dtype: torch.dtype, out_dtype: torch.dtype | None) -> str:

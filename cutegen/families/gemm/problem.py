@@ -6,10 +6,11 @@ A problem knows nothing about configs. Its line form parses back: ``Problem.pars
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from math import prod
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 from cutegen.dtypes import DTYPE_BYTES, TMA_ALIGN_BYTES, short_dtype
 from cutegen.errors import ProblemError
@@ -177,6 +178,9 @@ class Signature:
 
     ``layout`` has the letters of version 0.1 (:data:`OLD_LAYOUTS`), which templates compare: rendered texts
     and artifact keys stay as they were.
+
+    Attributes:
+        renamed: What problems of one signature have in common under the same name, in another form.
     """
 
     family: str
@@ -187,6 +191,20 @@ class Signature:
     unaligned_out: bool
     epilogue: Epilogue
     promote: bool = False
+    renamed: ClassVar[tuple[str, ...]] = ("layout",)
+
+    def __post_init__(self) -> None:
+        values = tuple(getattr(self, each.name) for each in fields(self))
+        object.__setattr__(self, "_hash", hash(values))
+
+    def __hash__(self) -> int:
+        # Every dictionary that a first call looks into asks for it.
+        found: int = self._hash  # type: ignore[attr-defined]
+        return found
+
+    def __reduce__(self) -> tuple[Callable[..., Signature], tuple[Any, ...]]:
+        # Hashes of strings are another process's own.
+        return _signature, tuple(getattr(self, each.name) for each in fields(self))
 
 
 @lru_cache(maxsize=1024, typed=True)
@@ -196,6 +214,90 @@ def _signature(*values: Any) -> Signature:
 
 
 _PLAIN = Epilogue()
+
+
+#: Fields of a problem that name its kind and are not kept as they are given, in the order of ``_Kind.names``.
+_NAMES = ("ab_dtype", "out_dtype", "layout", "promote")
+
+
+class _Kind(NamedTuple):
+    """What problems have in common that were given the same names.
+
+    Attributes:
+        names: Their ``_NAMES``, as they keep them.
+        step: Elements of A and B by which the extents grow that these are contiguous along.
+        out_bytes: Bytes of an element of D.
+    """
+
+    names: tuple[str, str, str, bool]
+    step: int
+    out_bytes: int
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _kind(
+    family: str, ab_dtype: str, out_dtype: str, layout: str, promote: bool, epilogue: Epilogue
+) -> _Kind:
+    """Check what of a problem is not a size, and return what follows; remembered, since it is all the same.
+
+    Raises:
+        ProblemError: There are no such problems.
+    """
+    ab_dtype, out_dtype = _dtypes(family, ab_dtype, out_dtype)
+    layout = _layout(ab_dtype, layout)
+    if out_dtype == "int32" and epilogue != _PLAIN:
+        raise ProblemError(
+            "an int32 output is the plain integer GEMM; name a floating-point output for alpha, beta, "
+            "bias, activation or scale"
+        )
+    if family == BLOCKS_FAMILY:
+        promote = True
+        if ab_dtype != "e4m3":
+            raise ProblemError(f"{family} multiplies e4m3 and nothing else, not {ab_dtype}")
+        if epilogue.scale:
+            raise ProblemError(f"{family} has factors of blocks, so there is no scale beside them")
+    if promote and ab_dtype not in FP8_DTYPES:
+        raise ProblemError(f"promote is for fp8 inputs, not {ab_dtype}")
+    return _Kind((ab_dtype, out_dtype, layout, promote), aligned_step(ab_dtype), DTYPE_BYTES[out_dtype])
+
+
+def _dtypes(family: str, ab_dtype: str, out_dtype: str) -> tuple[str, str]:
+    """Return our short names of a problem's dtypes; raises :class:`ProblemError`."""
+    ab_dtype, out_dtype = (
+        short_dtype(given) if isinstance(given, str) and given not in DTYPE_BYTES else given
+        for given in (ab_dtype, out_dtype)
+    )
+    if ab_dtype not in OUT_DTYPES and ab_dtype not in BLOCK_SCALED:
+        valid = ", ".join(BLOCK_SCALED if family == BLOCK_SCALED_FAMILY else OUT_DTYPES)
+        hint = "; fp8 is e4m3 or e5m2" if ab_dtype == "fp8" else ""
+        raise ProblemError(f"unsupported input dtype {shown(ab_dtype)}; valid: {valid}{hint}")
+    if (ab_dtype in BLOCK_SCALED) != (family == BLOCK_SCALED_FAMILY):
+        raise ProblemError(
+            f"{family} does not multiply {ab_dtype}; {BLOCK_SCALED_FAMILY} multiplies "
+            f"{', '.join(BLOCK_SCALED)} and nothing else"
+        )
+    valid_out = output_dtypes(ab_dtype)
+    if out_dtype and out_dtype not in valid_out:
+        name = f"output dtype {shown(out_dtype)} of {ab_dtype}"
+        raise ProblemError(f"unsupported {name}; valid: {', '.join(valid_out)}")
+    return ab_dtype, out_dtype or valid_out[0]
+
+
+def _layout(ab_dtype: str, layout: str) -> str:
+    """Return today's name of a problem's layout; raises :class:`ProblemError`."""
+    layout = OLD_LAYOUTS.get(layout, layout)
+    if layout not in LAYOUTS:
+        raise ProblemError(
+            f"unknown layout {shown(layout)}; valid: {', '.join(LAYOUTS)} "
+            "(the contiguous axis of A, then of B)"
+        )
+    if operand_bits(ab_dtype) <= 8 and layout != "kk":
+        why = "blocks lie along k" if ab_dtype in BLOCK_SCALED else "our kernels read no other"
+        raise ProblemError(
+            f"layout {layout!r} of {ab_dtype} is not supported; operands of 8 bits and fewer "
+            f"must both be contiguous along k, which is layout 'kk' ({why})"
+        )
+    return layout
 
 
 @dataclass(frozen=True)
@@ -242,68 +344,21 @@ class Problem:
 
     def __post_init__(self) -> None:
         # A first call waits for this, so nothing is set that is there already.
-        for name, given in (("ab_dtype", self.ab_dtype), ("out_dtype", self.out_dtype)):
-            if isinstance(given, str) and given not in DTYPE_BYTES:
-                object.__setattr__(self, name, short_dtype(given))
-        if self.ab_dtype not in OUT_DTYPES and self.ab_dtype not in BLOCK_SCALED:
-            valid = ", ".join(BLOCK_SCALED if self.family == BLOCK_SCALED_FAMILY else OUT_DTYPES)
-            hint = "; fp8 is e4m3 or e5m2" if self.ab_dtype == "fp8" else ""
-            raise ProblemError(f"unsupported input dtype {shown(self.ab_dtype)}; valid: {valid}{hint}")
-        if (self.ab_dtype in BLOCK_SCALED) != (self.family == BLOCK_SCALED_FAMILY):
-            raise ProblemError(
-                f"{self.family} does not multiply {self.ab_dtype}; {BLOCK_SCALED_FAMILY} multiplies "
-                f"{', '.join(BLOCK_SCALED)} and nothing else"
-            )
-        if not self.out_dtype:
-            object.__setattr__(self, "out_dtype", output_dtypes(self.ab_dtype)[0])
-        if self.has_factors:
-            object.__setattr__(self, "promote", True)
-        self._check_names()
-        self._check_sizes()
-        if self.n * DTYPE_BYTES[self.out_dtype] % TMA_ALIGN_BYTES:
+        given = self.ab_dtype, self.out_dtype, self.layout, self.promote
+        kind = _kind(self.family, *given, self.epilogue)
+        if given != kind.names:
+            for name, value in zip(_NAMES, kind.names, strict=True):
+                object.__setattr__(self, name, value)
+        self._check_sizes(kind.step)
+        if self.n * kind.out_bytes % TMA_ALIGN_BYTES:
             object.__setattr__(self, "unaligned_out", True)
 
-    def _check_names(self) -> None:
-        valid = output_dtypes(self.ab_dtype)
-        if self.out_dtype not in valid:
-            name = f"output dtype {shown(self.out_dtype)} of {self.ab_dtype}"
-            raise ProblemError(f"unsupported {name}; valid: {', '.join(valid)}")
-        if self.layout in OLD_LAYOUTS:
-            object.__setattr__(self, "layout", OLD_LAYOUTS[self.layout])
-        if self.layout not in LAYOUTS:
-            raise ProblemError(
-                f"unknown layout {shown(self.layout)}; valid: {', '.join(LAYOUTS)} "
-                "(the contiguous axis of A, then of B)"
-            )
-        if operand_bits(self.ab_dtype) <= 8 and self.layout != "kk":
-            why = "blocks lie along k" if self.ab_dtype in BLOCK_SCALED else "our kernels read no other"
-            raise ProblemError(
-                f"layout {self.layout!r} of {self.ab_dtype} is not supported; operands of 8 bits and fewer "
-                f"must both be contiguous along k, which is layout 'kk' ({why})"
-            )
-        if self.out_dtype == "int32" and self.epilogue != Epilogue():
-            raise ProblemError(
-                "an int32 output is the plain integer GEMM; name a floating-point output for alpha, beta, "
-                "bias, activation or scale"
-            )
-        if self.has_factors:
-            self._check_factors()
-        if self.promote and self.ab_dtype not in FP8_DTYPES:
-            raise ProblemError(f"promote is for fp8 inputs, not {self.ab_dtype}")
-
-    def _check_factors(self) -> None:
-        if self.ab_dtype != "e4m3":
-            raise ProblemError(f"{self.family} multiplies e4m3 and nothing else, not {self.ab_dtype}")
-        if self.batch != 1:
-            raise ProblemError(f"{self.family} has no kernel for batch={self.batch}; valid: 1")
-        if self.epilogue.scale:
-            raise ProblemError(f"{self.family} has factors of blocks, so there is no scale beside them")
-
-    def _check_sizes(self) -> None:
+    def _check_sizes(self, step: int) -> None:
         for name, value in (("m", self.m), ("n", self.n), ("k", self.k), ("batch", self.batch)):
             if type(value) is not int or not 1 <= value <= MAX_SIZE:
                 raise ProblemError(f"{name}={shown(value)} must be an integer from 1 to {MAX_SIZE}")
-        step = aligned_step(self.ab_dtype)
+        if self.batch != 1 and self.has_factors:
+            raise ProblemError(f"{self.family} has no kernel for batch={self.batch}; valid: 1")
         for operand, axis in zip("AB", LAYOUTS[self.layout], strict=True):
             extent = getattr(self, axis)
             if extent % step:
@@ -347,7 +402,8 @@ class Problem:
         c = 2 if self.epilogue.beta else 1
         out = c * self.m * self.n * DTYPE_BYTES[self.out_dtype]
         factors = 4 * sum(map(prod, self.factor_shapes)) if self.has_factors else 0
-        return self.batch * (ab + out + sum(self.scale_factors)) + factors
+        scales = sum(self.scale_factors) if self.ab_dtype in BLOCK_SCALED else 0
+        return self.batch * (ab + out + scales) + factors
 
     @property
     def scale_factors(self) -> tuple[int, int]:

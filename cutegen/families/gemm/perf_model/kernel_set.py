@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -16,7 +14,7 @@ from cutegen.families.gemm.perf_model.roofline import Cover, KernelColumns, scal
 from cutegen.families.gemm.perf_model.traffic import KEPT as KEPT_IN_L2
 from cutegen.families.gemm.perf_model.traffic import NEAR, Tiling, element_bytes
 from cutegen.families.gemm.perf_model.wave_order import Order, least_loads, orders_of
-from cutegen.families.gemm.problem import Problem
+from cutegen.families.gemm.problem import Problem, Signature
 from cutegen.space import Config, Space, Value, as_integer
 from cutegen.space.checks import Checks
 from cutegen.strategy import Default
@@ -226,7 +224,8 @@ class _Valid:
         if (at, split) not in self._left:
             self.prepare(at, split)
         left = self._left[at, split]
-        return left is not None and all(holds(problem=problem) for holds in left)
+        # A list, since rules are few, and a generator takes as long again.
+        return left is not None and not [holds for holds in left if not holds(problem=problem)]
 
     def prepare(self, at: int, split: int) -> None:
         """Ask the rules that sizes do not decide."""
@@ -264,21 +263,17 @@ def every_kernel(
             yield from space.configs(problem, {k: v for k, v in kind.items() if k in space.domains})
 
 
-@dataclass(frozen=True)
-class _Key:
-    """What a set of kernels depends on; the rest is what it is made from."""
-
-    space: Space
-    signature: object
-    sm_count: int
-    problem: Problem = field(compare=False)
-
-
-@lru_cache(maxsize=64)
-def _made(key: _Key) -> KernelSet:
-    return KernelSet(key.space, key.problem, key.sm_count, default_kernels(key.space, key.problem))
+#: Sets of default kernels by what they depend on, and how many are kept.
+_sets: dict[tuple[Space, Signature, int], KernelSet] = {}
+_MOST_SETS = 64
 
 
 def kernel_set(space: Space, problem: Problem, sm_count: int) -> KernelSet:
-    """Return the kernels for the signature of ``problem``, prepared once."""
-    return _made(_Key(space, problem.signature, sm_count, problem))
+    """Return the default kernels for the signature of ``problem``, prepared once."""
+    key = space, problem.signature, sm_count
+    found = _sets.get(key)
+    if found is None:
+        if len(_sets) >= _MOST_SETS:
+            _sets.clear()
+        found = _sets[key] = KernelSet(space, problem, sm_count, default_kernels(space, problem))
+    return found

@@ -20,7 +20,7 @@
 #define EXPORT __attribute__((visibility("default")))
 
 // DEPTH: of the trees of the fits that ship.
-enum { LANES = 8, MOST_FEATURES = 64, DEPTH = 6 };
+enum { LANES = 8, MOST_FEATURES = 64, DEPTH = 6, FLOATS_OF_LINE = 16, AHEAD = 16 };
 
 // Rows of features that sizes decide, in the order of native_model.ROWS.
 enum { SPLIT, M, N, K, WAVES_LOG, LAST_WAVE, TO_MEMORY, TIME, REDUCE, L2, EPILOGUE, CLUSTERS_N, INSIDE_M,
@@ -59,16 +59,16 @@ struct scratch {
 
 struct trees {
     int64_t depth, count;
-    const int32_t *asked;  // by question and tree
-    const float *limits;
-    const float *leaves;  // by tree and answers
+    const int32_t *asked;  // by tree and question
+    const float *limits;   // likewise
+    const float *leaves;   // by tree and answers
 };
 
 // Constants of torch_mm.py: tiles as pairs of rows and columns.
 struct library {
     int64_t count;
     const int64_t *tiles;
-    double bytes_us, flops_us, start_us, most_waves;
+    double bytes_us, flops_us, start_us, most_waves, base;
 };
 
 // wave_order.py: GPCs, the one that is full first with its multiprocessors, and groups of two multiprocessors.
@@ -149,7 +149,7 @@ static WIDE void sum_trees_plainly(const struct trees *trees, int64_t first, int
         for (int64_t tree = first; tree < last; tree++, leaves += width) {
             integers numbers = {0}, yes = numbers + 1;
             for (int64_t question = 0; question < trees->depth; question++, yes += yes) {
-                const int64_t place = question * trees->count + tree;
+                const int64_t place = tree * trees->depth + question;
                 const floats values = *(const floats *)(features + trees->asked[place] * stride + at);
                 numbers |= (integers)(values > trees->limits[place]) & yes;
             }
@@ -162,34 +162,43 @@ static WIDE void sum_trees_plainly(const struct trees *trees, int64_t first, int
 }
 
 #ifdef GATHERS
-// The same with one instruction that reads the leaves of LANES columns.
+// The same with one instruction that reads the leaves of LANES columns, for so many groups of columns at once:
+// these share what is read of a tree. Trees are asked for some time before they are looked at, since a first call
+// finds them in no near cache.
 static inline __attribute__((always_inline, target("avx2"))) void gather_leaves(
-    int64_t depth, const struct trees *trees, int64_t first, int64_t last, const float *features, int64_t stride,
-    float *sums) {
-    for (int64_t at = 0; at < stride; at += LANES) {
-        const float *leaves = trees->leaves + (first << depth);
-        __m256 found = _mm256_setzero_ps();
-        for (int64_t tree = first; tree < last; tree++, leaves += (int64_t)1 << depth) {
-            __m256i numbers = _mm256_setzero_si256();
-            for (int64_t question = 0; question < depth; question++) {
-                const int64_t place = question * trees->count + tree;
-                const __m256 values = _mm256_loadu_ps(features + trees->asked[place] * stride + at);
-                const __m256 yes = _mm256_cmp_ps(values, _mm256_broadcast_ss(trees->limits + place), _CMP_GT_OQ);
-                const __m256i bit = _mm256_set1_epi32(1 << question);
-                numbers = _mm256_or_si256(numbers, _mm256_and_si256(_mm256_castps_si256(yes), bit));
+    int64_t depth, int groups, const struct trees *trees, int64_t first, int64_t last, const float *features,
+    int64_t stride, float *sums) {
+    const int32_t *asked = trees->asked + first * depth;
+    const float *limits = trees->limits + first * depth, *leaves = trees->leaves + (first << depth);
+    __m256 found[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+    for (int64_t tree = first; tree < last; tree++, asked += depth, limits += depth, leaves += (int64_t)1 << depth) {
+        for (int64_t line = 0; line < ((int64_t)1 << depth); line += FLOATS_OF_LINE)
+            _mm_prefetch((const char *)(leaves + (AHEAD << depth) + line), _MM_HINT_T0);
+        __m256i numbers[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+        for (int64_t question = 0; question < depth; question++) {
+            const float *values = features + asked[question] * stride;
+            const __m256 limit = _mm256_broadcast_ss(limits + question);
+            const __m256i bit = _mm256_set1_epi32(1 << question);
+            for (int group = 0; group < groups; group++) {
+                const __m256 yes = _mm256_cmp_ps(_mm256_loadu_ps(values + group * LANES), limit, _CMP_GT_OQ);
+                numbers[group] =
+                    _mm256_or_si256(numbers[group], _mm256_and_si256(_mm256_castps_si256(yes), bit));
             }
-            found = _mm256_add_ps(found, _mm256_i32gather_ps(leaves, numbers, 4));
         }
-        _mm256_storeu_ps(sums + at, found);
+        for (int group = 0; group < groups; group++)
+            found[group] = _mm256_add_ps(found[group], _mm256_i32gather_ps(leaves, numbers[group], 4));
     }
+    for (int group = 0; group < groups; group++) _mm256_storeu_ps(sums + group * LANES, found[group]);
 }
 
 __attribute__((target("avx2"))) static void sum_trees_by_gathers(
     const struct trees *trees, int64_t first, int64_t last, const float *features, int64_t stride, float *sums) {
-    if (trees->depth == DEPTH)  // known to the compiler, which unrolls the questions
-        gather_leaves(DEPTH, trees, first, last, features, stride, sums);
-    else
-        gather_leaves(trees->depth, trees, first, last, features, stride, sums);
+    const int usual = trees->depth == DEPTH;  // known to the compiler, which unrolls the questions
+    int64_t at = 0;
+    for (; at + 2 * LANES <= stride; at += 2 * LANES)
+        if (usual) gather_leaves(DEPTH, 2, trees, first, last, features + at, stride, sums + at);
+        else gather_leaves(trees->depth, 2, trees, first, last, features + at, stride, sums + at);
+    if (at < stride) gather_leaves(trees->depth, 1, trees, first, last, features + at, stride, sums + at);
 }
 #endif
 
@@ -205,22 +214,24 @@ static void sum_trees(const struct trees *trees, int64_t first, int64_t last, co
     sum_trees_plainly(trees, first, last, features, stride, sums);
 }
 
-// The leaf of every tree for one column of features.
-static void find_leaves(const struct trees *trees, const float *features, float *found) {
+// What all trees add for one column of features.
+static float sum_leaves(const struct trees *trees, const float *features) {
+    float found = 0.0f;
     for (int64_t tree = 0; tree < trees->count; tree++) {
         int32_t number = 0;
         for (int64_t question = 0; question < trees->depth; question++) {
-            const int64_t place = question * trees->count + tree;
+            const int64_t place = tree * trees->depth + question;
             number |= (features[trees->asked[place]] > trees->limits[place]) << question;
         }
-        found[tree] = trees->leaves[(tree << trees->depth) + number];
+        found += trees->leaves[(tree << trees->depth) + number];
     }
+    return found;
 }
 
-// torch_mm.describe, whose logarithms are those of the C library: microseconds by the roofline, and the leaf of
-// every tree. Sizes are multiplied as Python does it, exactly.
-EXPORT double describe_torch(const struct trees *trees, const struct library *library, int64_t m, int64_t n,
-                             int64_t k, int64_t sm_count, double along_m, double along_n, float *found) {
+// torch_mm.describe, whose logarithms are those of the C library: microseconds by the roofline, times the exponential
+// of what all trees and their base add. Sizes are multiplied as Python does it, exactly.
+EXPORT double time_torch(const struct trees *trees, const struct library *library, int64_t m, int64_t n, int64_t k,
+                         int64_t sm_count, double along_m, double along_n) {
     const __int128 rows = m, columns = n, depth = k;
     const double memory = (double)(2 * (rows * depth + depth * columns + rows * columns)) / library->bytes_us;
     const double math = (double)(2 * rows * columns * depth) / library->flops_us;
@@ -238,8 +249,7 @@ EXPORT double describe_torch(const struct trees *trees, const struct library *li
     }
     *next++ = (float)along_m;
     *next++ = (float)along_n;
-    find_leaves(trees, features, found);
-    return library->start_us + larger(memory, math);
+    return (library->start_us + larger(memory, math)) * exp((double)sum_leaves(trees, features) + library->base);
 }
 
 // Puts logarithms into the features and finds the most kernels that the first trees put first, likely ones

@@ -18,7 +18,6 @@ from cutegen.families.gemm.perf_model.wave_order import Order, Wave, knows_turns
 from cutegen.families.gemm.problem import Problem
 
 if TYPE_CHECKING:
-    import numpy
     from numpy.typing import NDArray
 
     from cutegen.families.gemm.perf_model.trees import Trees
@@ -89,8 +88,8 @@ class _Forest:
     def __init__(self, trees: Trees) -> None:
         import numpy as np
 
-        self._asked = np.ascontiguousarray(trees.asked, np.int32)
-        self._limits = np.ascontiguousarray(trees.limits, np.float32)
+        self._asked = np.ascontiguousarray(trees.asked.T, np.int32)
+        self._limits = np.ascontiguousarray(trees.limits.T, np.float32)
         self._leaves = np.ascontiguousarray(trees.leaves, np.float32)
         arrays = (array.ctypes.data for array in (self._asked, self._limits, self._leaves))
         self._trees = _Trees(trees.depth, len(trees), *arrays)
@@ -101,12 +100,12 @@ class _Library(Structure):
     _fields_: ClassVar = [
         ("count", c_int64),
         ("tiles", c_void_p),
-        *((name, c_double) for name in ("bytes_us", "flops_us", "start_us", "most_waves")),
+        *((name, c_double) for name in ("bytes_us", "flops_us", "start_us", "most_waves", "base")),
     ]
 
 
 class NativeTorch:
-    """What ``torch_mm.describe`` finds of a product, and the sum of all trees.
+    """What ``torch.mm`` takes by a roofline and trees.
 
     Args:
         library: What :data:`SOURCE` was compiled to.
@@ -122,27 +121,16 @@ class NativeTorch:
 
         self._tiles = np.array(tiles, np.int64)
         self._library = _Library(count=len(tiles), tiles=self._tiles.ctypes.data, **numbers)
-        self._forest, self._count = _Forest(trees), len(trees)
+        self._forest = _Forest(trees)
         self._at = self._forest.at, ctypes.addressof(self._library)
-        self._describe = library.describe_torch
-        self._describe.restype = c_double
-        self._describe.argtypes = [c_void_p] * 2 + [c_int64] * 4 + [c_double] * 2 + [c_void_p]
-        self._local = threading.local()
+        self._time = library.time_torch
+        self._time.restype = c_double
+        self._time.argtypes = [c_void_p] * 2 + [c_int64] * 4 + [c_double] * 2
 
-    def look(
-        self, m: int, n: int, k: int, sm_count: int, sides: tuple[float, float]
-    ) -> tuple[float, numpy.float32]:
-        """Return microseconds by the roofline, and the sum as :meth:`Trees.sums` adds it up."""
-        import numpy as np
-
-        known: tuple[NDArray[numpy.float32], int] | None = getattr(self._local, "leaves", None)
-        if known is None:
-            leaves = np.empty((self._count, 1), np.float32)
-            known = self._local.leaves = leaves, leaves.ctypes.data
-        leaves, at = known
-        time = self._describe(*self._at, m, n, k, sm_count, *sides, at)
-        found: numpy.float32 = np.add.reduce(leaves, 0)[0]
-        return time, found
+    def time_us(self, m: int, n: int, k: int, sm_count: int, sides: tuple[float, float]) -> float:
+        """Return what :meth:`~cutegen.families.gemm.perf_model.torch_mm.TorchMm.time_us` returns."""
+        found: float = self._time(*self._at, m, n, k, sm_count, *sides)
+        return found
 
 
 class NativeModel:

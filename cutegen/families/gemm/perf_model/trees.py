@@ -148,8 +148,12 @@ class Trees:
         answers *= part.places
         numbers = np.bitwise_or.reduce(answers, 0).reshape(-1, columns)
         leaves = part.leaves.take(numbers + part.starts)
-        # Both add tree after tree; short rows einsum adds in less than half the time.
-        found: Array = np.einsum("ij->j", leaves) if 1 < columns <= _SHORT else np.add.reduce(leaves, 0)
+        # All add tree after tree, as C does, which a sum of one column would not. einsum adds short rows
+        # in less than half the time.
+        if columns == 1:
+            one: Array = np.add.accumulate(leaves, 0)[-1]
+            return one
+        found: Array = np.einsum("ij->j", leaves) if columns <= _SHORT else np.add.reduce(leaves, 0)
         return found
 
     def _part(self, first: int, last: int, columns: int) -> _Part:
