@@ -99,11 +99,12 @@ def test_each_cluster_takes_a_row_of_its_own(
     text = with_constant(render(problem, config, ARCH), "ROWS_HELD", held).text
     begin, end = text.index("    rank = block % CLUSTER\n"), text.index("    row = cutlass.Int64(block)\n")
     lines = textwrap.dedent(text[begin:end]).split("policy = ")[0]
+    begin, end = text.index("    order = cutlass.Int32(0)\n"), text.index("    kernel(\n")
+    of_host = {"cutlass": SimpleNamespace(Int32=int), "rows": 9, "blocks": 9, **constants(text)}
+    exec(textwrap.dedent(text[begin:end]), of_host)
     rows = []
     for block in range(9 * cluster_n):
-        cute = SimpleNamespace(arch=SimpleNamespace(grid_dim=lambda: (9 * cluster_n, 1, 1)))
-        x = SimpleNamespace(shape=(9, problem.n))
-        scope = {"cute": cute, "x": x, "block": block, "CLUSTER": cluster_n, "ROWS_HELD": held, "PART": 1}
+        scope = {"order": of_host["order"], "block": block, "CLUSTER": cluster_n, "PART": 1}
         exec(lines, scope)
         rows.append((scope["block"], scope["rank"]))
     order = range(9) if held == 9 else reversed(range(9))
@@ -124,6 +125,14 @@ def test_rows_leave_l2_first_where_it_holds_a_part(
     inputs, values = fresh_values(problem)
     assert emulated.run(source, [values[a.name] for a in problem.declared.arguments(problem)]) == {policy}
     emulated.require_right(problem, inputs, values)
+
+
+def constants(text: str) -> dict[str, Any]:
+    """Return what a kernel's text says of L2."""
+    found: dict[str, Any] = {}
+    for line in re.findall(r"^(?:ROWS_HELD|PASSING_FROM, PASSING_TO) = .*", text, flags=re.MULTILINE):
+        exec(line, found)
+    return found
 
 
 def with_constant(source: Source, name: str, value: object) -> Source:

@@ -45,9 +45,17 @@ def launch(
     stream: cuda.CUstream,
 ):
     """Normalise and quantise the rows of ``x`` on ``stream``."""
-    blocks = (x.shape[0] - 1) // 1 + 1
+    rows = x.shape[0]
+    blocks = (rows - 1) // 1 + 1
+    order = cutlass.Int32(0)
+    if rows > ROWS_HELD:
+        order = blocks - 1
+    if rows > PASSING_FROM and rows <= PASSING_TO:
+        order = ~order
     kernel(
-        x,
+        without_rows(x),
+        rows,
+        order,
         without_rows(residual),
         weight,
         without_rows(y),
@@ -264,6 +272,8 @@ def over_row(
 @cute.kernel
 def kernel(
     x: cute.Tensor,
+    rows: cutlass.Int32,
+    order: cutlass.Int32,
     residual: cute.Tensor,
     weight: cute.Tensor,
     y: cute.Tensor,
@@ -276,11 +286,9 @@ def kernel(
     block, _, _ = cute.arch.block_idx()
     group, lane = 0, thread
     first = 0
-    blocks, _, _ = cute.arch.grid_dim()
-    if x.shape[0] > ROWS_HELD:
-        block = blocks - 1 - block
+    block = abs((order ^ (order >> 31)) - block)
     policy = cutlass.Int64(EVICT_NORMAL)
-    if x.shape[0] > PASSING_FROM and x.shape[0] <= PASSING_TO:
+    if order < 0:
         policy = cutlass.Int64(EVICT_FIRST)
     row = cutlass.Int64(block)
     end = PART

@@ -40,9 +40,15 @@ def launch(
     stream: cuda.CUstream,
 ):
     """Take the softmax of the rows of ``x`` on ``stream``."""
-    blocks = (x.shape[0] - 1) // 1 + 1
+    rows = x.shape[0]
+    blocks = (rows - 1) // 1 + 1
+    order = cutlass.Int32(0)
+    if rows > ROWS_HELD:
+        order = blocks - 1
     kernel(
-        x,
+        without_rows(x),
+        rows,
+        order,
         without_rows(y),
     ).launch(
         grid=(blocks * CLUSTER, 1, 1),
@@ -316,6 +322,8 @@ def fetch(
 @cute.kernel
 def kernel(
     x: cute.Tensor,
+    rows: cutlass.Int32,
+    order: cutlass.Int32,
     y: cute.Tensor,
 ):
     """A cluster takes a row, TURN vectors of a thread at a time."""
@@ -323,10 +331,7 @@ def kernel(
     block, _, _ = cute.arch.block_idx()
     rank = block % CLUSTER
     first = rank * PART
-    blocks, _, _ = cute.arch.grid_dim()
-    block, blocks = block // CLUSTER, blocks // CLUSTER
-    if x.shape[0] > ROWS_HELD:
-        block = blocks - 1 - block
+    block = abs(order - block // CLUSTER)
     row = cutlass.Int64(block)
     end = PART
     smem = memory.SmemAllocator()
