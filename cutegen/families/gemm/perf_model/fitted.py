@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from math import exp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,10 +61,9 @@ _LOOKED_AT = (
     "tile_shape_mn", "cluster_shape_mn", "tile_k", "swap_ab", "pingpong", "mma_warpgroups", "use_pdl",
 )  # fmt: skip
 #: Trees that look at every kernel, and the best of these that all trees look at: the rest is far behind. Of
-#: 1,400 random products, by the fits of the H200 and of the H100, six get another kernel than all trees
-#: would choose, predicted to take 0.7 % longer at most. Of the best 8 alone 56 would, 6.4 % at most; and with
-#: 32 trees of a fit before one got a kernel that they predict to take 9 % longer (163x64640x7168, measured
-#: at 0.83 of torch.mm).
+#: 1,300 random products, by the fit of the H200, none gets another kernel than all trees would choose. Of
+#: the best 8 alone 14 would, predicted to take 1.8 % longer at most; with 32 trees of a fit before one got a
+#: kernel that they predict to take 9 % longer (163x64640x7168, measured at 0.83 of torch.mm).
 FIRST_TREES, KEPT = 48, 16
 #: Larger than any difference of logarithms of times.
 LAST = 100.0
@@ -161,8 +161,8 @@ class Fit:
         again = (best + last.take(kept)).argsort(kind="stable")
         for found, places in ((best.take(again), kept.take(again)), (None, order[most:])):
             found = logs.take(places) if found is None else found
-            times = np.exp(found + self.trees.base).tolist()
-            for time_us, at in zip(times, places.tolist(), strict=True):
+            for log, at in zip(found.tolist(), places.tolist(), strict=True):
+                time_us = exp(log + self.trees.base)
                 yield Found(time_us, at, int(look.splits[at]), bool(look.likely[at]))
 
 

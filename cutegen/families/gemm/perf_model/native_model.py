@@ -9,6 +9,7 @@ import ctypes
 import threading
 from collections.abc import Iterator, Sequence
 from ctypes import PyDLL, Structure, c_double, c_float, c_int32, c_int64, c_void_p
+from math import exp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -237,10 +238,11 @@ class NativeModel:
         np.log(scratch.raw, scratch.raw)
         np.log(scratch.logs, scratch.logs)
         self._rank(kernels, trees, FIRST_TREES, self.most, scratch.at)
-        times = np.exp(scratch.times + self._fit.trees.base)
         # Lists, since the arrays are this thread's for its next look, too.
-        places, parts, suits = scratch.kernels.tolist(), scratch.parts.tolist(), scratch.suits.tolist()
-        return map(Found, times.tolist(), places, parts, suits)
+        logs, places = scratch.times.tolist(), scratch.kernels.tolist()
+        parts, suits, base = scratch.parts.tolist(), scratch.suits.tolist(), self._fit.trees.base
+        found = zip(logs, places, parts, suits, strict=True)
+        return (Found(exp(log + base), at, split, likely) for log, at, split, likely in found)
 
     def best_order(self, problem: Problem, at: int, split: int) -> Order | None:
         """Return what :meth:`Tiling.best_order` returns of all orders; None where it is to be asked.
