@@ -219,7 +219,9 @@ class Dispatcher:
         space = find_space(problem.family, self.arch(index))
         if problem.signature not in self._prepared:
             self._prepare(problem, space, device.sm_count)
-        table = None if autotune_disabled() else self.table(index)
+        table = self.table(index)
+        if table is not None and autotune_disabled():
+            table = None
         return look_up(table, problem, space, device.sm_count, self.fallback)
 
     def _prepare(self, problem: Problem, space: Space, sm_count: int) -> None:

@@ -354,9 +354,15 @@ class Problem:
             object.__setattr__(self, "unaligned_out", True)
 
     def _check_sizes(self, step: int) -> None:
-        for name, value in (("m", self.m), ("n", self.n), ("k", self.k), ("batch", self.batch)):
-            if type(value) is not int or not 1 <= value <= MAX_SIZE:
-                raise ProblemError(f"{name}={shown(value)} must be an integer from 1 to {MAX_SIZE}")
+        m, n, k, batch = self.m, self.n, self.k, self.batch
+        if not (
+            type(m) is type(n) is type(k) is type(batch) is int
+            and 0 < m <= MAX_SIZE
+            and 0 < n <= MAX_SIZE
+            and 0 < k <= MAX_SIZE
+            and 0 < batch <= MAX_SIZE
+        ):
+            raise self._size_error()
         if self.batch != 1 and self.has_factors:
             raise ProblemError(f"{self.family} has no kernel for batch={self.batch}; valid: 1")
         for operand, axis in zip("AB", LAYOUTS[self.layout], strict=True):
@@ -366,6 +372,12 @@ class Problem:
                     f"{operand} is contiguous along {axis}={extent}, which must be a multiple of {step} "
                     f"({self._why_aligned()}); pad {axis} to {-(-extent // step) * step}"
                 )
+
+    def _size_error(self) -> ProblemError:
+        """Return the error for the first size that is none."""
+        wrong = ((name, x) for name, x in self.sizes.items() if type(x) is not int or not 1 <= x <= MAX_SIZE)
+        name, value = next(wrong)
+        return ProblemError(f"{name}={shown(value)} must be an integer from 1 to {MAX_SIZE}")
 
     def _why_aligned(self) -> str:
         if self.ab_dtype in BLOCK_SCALED:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cutegen.families.gemm.perf_model.fitted import KEPT, Found, Look, fit_of
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
 from cutegen.families.gemm.perf_model.native_model import SOURCE, NativeModel
-from cutegen.families.gemm.perf_model.roofline import Cover, KernelColumns, scalars
+from cutegen.families.gemm.perf_model.roofline import Cover, KernelColumns, memory_bytes_us, scalars
 from cutegen.families.gemm.perf_model.traffic import KEPT as KEPT_IN_L2
 from cutegen.families.gemm.perf_model.traffic import NEAR, Tiling, element_bytes
 from cutegen.families.gemm.perf_model.wave_order import Order, least_loads, orders_of
@@ -156,7 +156,12 @@ class KernelSet:
         names = ("fixed_us", "reduce_us", "most_waves", "most_clusters")
         numbers = {name: float(getattr(known, name)) for name in names}
         in_bytes, out_bytes = element_bytes(self._problem)
-        traffic = {"in_bytes": in_bytes, "out_bytes": out_bytes, "l2_bytes": self._machine.l2_bytes}
+        traffic: dict[str, float] = {
+            "in_bytes": in_bytes,
+            "out_bytes": out_bytes,
+            "l2_bytes": self._machine.l2_bytes,
+        }
+        traffic["memory_bytes_us"] = memory_bytes_us(self._fit.rates)
         arrays = {"least": self._least, "filling": self._filling, "part": self._part}
         self._native = NativeModel(
             opened,

@@ -37,13 +37,8 @@ struct kernels {
     const int32_t *rows;
     double sms, l2_us, l2_us_sm, fixed_us, reduce_us, most_waves, most_clusters, split_tiles;
     double in_bytes, out_bytes, l2_bytes, kept, near;  // traffic.py: bytes of an element, L2, and its constants
+    double memory_bytes_us;
     float most_split, last;
-};
-
-struct problem {
-    double m, n, batch, memory_us;
-    float k;
-    int32_t swapped;  // whether swapped kernels are likely
 };
 
 // Of one thread. raw: rounds, compute to memory, time, L2 to MMA; logs: splits, steps, and m, n, k. What is
@@ -79,18 +74,28 @@ static inline double smaller(double x, double y) { return x < y ? x : y; }
 static inline double larger(double x, double y) { return x > y ? x : y; }
 static inline int64_t smaller_of(int64_t x, int64_t y) { return x < y ? x : y; }
 
-// KernelSet._splits and rooflines, without logarithms.
-EXPORT WIDE void describe(const struct kernels *c, const struct problem *p, const struct scratch *s) {
+// memory_us: bytes are added up as Python does it, exactly.
+static double memory_us(const struct kernels *c, __int128 m, __int128 n, __int128 k, __int128 batch) {
+    const __int128 bytes = batch * ((m + n) * k * (int64_t)c->in_bytes + m * n * (int64_t)c->out_bytes);
+    return (double)bytes / c->memory_bytes_us;
+}
+
+// KernelSet._splits and rooflines, without logarithms. `swapped`: whether swapped kernels are likely.
+EXPORT WIDE void describe(const struct kernels *c, const struct scratch *s, int64_t of_m, int64_t of_n, int64_t of_k,
+                          int64_t of_batch, int32_t swapped) {
     const int64_t count = c->count;
+    const double m = (double)of_m, n = (double)of_n, batch = (double)of_batch;
+    const double memory = memory_us(c, of_m, of_n, of_k, of_batch);
+    const float k = (float)of_k;
     for (int64_t at = 0; at < count; at++) {
-        const double rows = c->swap_ab[at] ? p->n : p->m, columns = c->swap_ab[at] ? p->m : p->n;
+        const double rows = c->swap_ab[at] ? n : m, columns = c->swap_ab[at] ? m : n;
         const double clusters_m = ceil(rows / c->sides[at]), clusters_n = ceil(columns / c->sides[count + at]);
-        const double total = clusters_m * clusters_n * p->batch;
+        const double total = clusters_m * clusters_n * batch;
         int likely = rows > c->least[at] && columns > c->least[count + at];
-        likely &= p->swapped || !c->swap_ab[at];
+        likely &= swapped || !c->swap_ab[at];
         float split = 1.0f;
         if (at >= c->whole) {
-            const float enough = floorf(p->k / c->part[at - c->whole]);
+            const float enough = floorf(k / c->part[at - c->whole]);
             const float most = c->most_split < enough ? c->most_split : enough;
             const double filling = larger(floor(c->filling[at - c->whole] / total), 2.0);
             split = (float)smaller(filling, most > 2.0f ? most : 2.0f);
@@ -100,7 +105,7 @@ EXPORT WIDE void describe(const struct kernels *c, const struct problem *p, cons
         s->likely[at] = (uint8_t)likely;
         const double parts = split, units = total * parts, rounds = units / c->resident[at];
         const double waves = ceil(rounds);
-        const float steps = ceilf(p->k / c->tile_k[at] / split);
+        const float steps = ceilf(k / c->tile_k[at] / split);
         const double busy = smaller(units, c->resident[at]) * c->blocks[at];
         const double inside_m = smaller(c->tiles[at], rows), inside_n = smaller(c->tiles[count + at], columns);
         double l2_us = inside_m * s->loads[at] + inside_n * s->loads[count + at];
@@ -113,9 +118,9 @@ EXPORT WIDE void describe(const struct kernels *c, const struct problem *p, cons
         }
         const double compute = waves * main_us + epilogue;
         const double reduce = parts <= 1.0 ? 0.0 : units * c->sum_us[at] + c->reduce_us;
-        const double time = c->fixed_us + reduce + larger(compute, p->memory_us);
+        const double time = c->fixed_us + reduce + larger(compute, memory);
         s->raw[at] = rounds;
-        s->raw[count + at] = compute / p->memory_us;
+        s->raw[count + at] = compute / memory;
         s->raw[2 * count + at] = time;
         s->raw[3 * count + at] = l2_us / c->mma_us[at];
         s->logs[at] = split;
@@ -130,9 +135,9 @@ EXPORT WIDE void describe(const struct kernels *c, const struct problem *p, cons
         PUT(BUSY, busy / c->sms);
         PUT(WAVES, smaller(waves, c->most_waves));
     }
-    s->logs[2 * count] = (float)(p->m * p->batch);
-    s->logs[2 * count + 1] = (float)p->n;
-    s->logs[2 * count + 2] = p->k;
+    s->logs[2 * count] = (float)(m * batch);
+    s->logs[2 * count + 1] = (float)n;
+    s->logs[2 * count + 2] = k;
 }
 
 // One value for each of LANES columns, which the compiler keeps in a register where there are such.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cutegen.families.gemm.perf_model.fitted import FIRST_TREES, LAST, Fit, Found
-from cutegen.families.gemm.perf_model.roofline import FEATURES, KernelColumns, lying, memory_us
+from cutegen.families.gemm.perf_model.roofline import FEATURES, KernelColumns, lying
 from cutegen.families.gemm.perf_model.wave_order import Order, Wave, knows_turns, least_loads
 from cutegen.families.gemm.problem import Problem
 
@@ -44,7 +44,7 @@ _ARRAYS = (
 )  # fmt: skip
 _NUMBERS = (
     "sms", "l2_us", "l2_us_sm", "fixed_us", "reduce_us", "most_waves", "most_clusters", "split_tiles",
-    "in_bytes", "out_bytes", "l2_bytes", "kept", "near",
+    "in_bytes", "out_bytes", "l2_bytes", "kept", "near", "memory_bytes_us",
 )  # fmt: skip
 
 
@@ -55,14 +55,6 @@ class _Kernels(Structure):
         *((name, c_double) for name in _NUMBERS),
         ("most_split", c_float),
         ("last", c_float),
-    ]
-
-
-class _Problem(Structure):
-    _fields_: ClassVar = [
-        *((name, c_double) for name in ("m", "n", "batch", "memory_us")),
-        ("k", c_float),
-        ("swapped", c_int32),
     ]
 
 
@@ -194,7 +186,7 @@ class NativeModel:
         self._at = ctypes.addressof(self._kernels), self._trees.at
         self._describe, self._rank = library.describe, library.rank
         self._describe.restype = self._rank.restype = None
-        self._describe.argtypes = [c_void_p] * 3
+        self._describe.argtypes = [c_void_p] * 2 + [c_int64] * 4 + [c_int32]
         self._rank.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_void_p]
         self._orders = orders
         self._numbers = np.array(orders, np.int64)
@@ -229,12 +221,10 @@ class NativeModel:
         """
         import numpy as np
 
-        scratch = self._scratch(lying(problem.m, problem.n, problem.k, problem.layout))
-        p = scratch.problem
-        p.m, p.n, p.k, p.batch = problem.m, problem.n, problem.k, problem.batch
-        p.memory_us, p.swapped = memory_us(problem, self._kernel_columns.rates), swapped
+        m, n, k = problem.m, problem.n, problem.k
+        scratch = self._scratch(lying(m, n, k, problem.layout))
         kernels, trees = self._at
-        self._describe(kernels, scratch.problem_at, scratch.at)
+        self._describe(kernels, scratch.at, m, n, k, problem.batch, swapped)
         np.log(scratch.raw, scratch.raw)
         np.log(scratch.logs, scratch.logs)
         self._rank(kernels, trees, FIRST_TREES, self.most, scratch.at)
@@ -292,5 +282,4 @@ class _Scratch:
         self._loads = kernels.loads(sides)
         written = (getattr(self, name).ctypes.data for name in _WRITTEN)
         self._pointers = _Pointers(*written, self._loads.ctypes.data)
-        self.problem = _Problem()
-        self.at, self.problem_at = ctypes.addressof(self._pointers), ctypes.addressof(self.problem)
+        self.at = ctypes.addressof(self._pointers)

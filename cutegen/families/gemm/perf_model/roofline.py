@@ -27,6 +27,7 @@ __all__ = [
     "Rates",
     "Scalars",
     "lying",
+    "memory_bytes_us",
     "memory_us",
     "rooflines",
     "rooflines_of",
@@ -224,7 +225,12 @@ class Cover(NamedTuple):
 
 def memory_us(problem: Problem, rates: Rates) -> float:
     """Return the microseconds that device memory needs at least."""
-    return problem.min_bytes / (_HBM_BYTES_US * rates.memory)
+    return problem.min_bytes / memory_bytes_us(rates)
+
+
+def memory_bytes_us(rates: Rates) -> float:
+    """Return the bytes of a microsecond that device memory moves at most."""
+    return _HBM_BYTES_US * rates.memory
 
 
 def rooflines(
