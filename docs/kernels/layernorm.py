@@ -44,17 +44,9 @@ def launch(
     stream: cuda.CUstream,
 ):
     """Normalise the rows of ``x`` on ``stream``."""
-    rows = x.shape[0]
-    blocks = (rows - 1) // 1 + 1
-    order = cutlass.Int32(0)
-    if rows > ROWS_HELD:
-        order = blocks - 1
-    if rows > PASSING_FROM and rows <= PASSING_TO:
-        order = ~order
+    blocks = (x.shape[0] - 1) // 1 + 1
     kernel(
-        without_rows(x),
-        rows,
-        order,
+        x,
         weight,
         bias,
         without_rows(y),
@@ -272,8 +264,6 @@ def over_row(
 @cute.kernel
 def kernel(
     x: cute.Tensor,
-    rows: cutlass.Int32,
-    order: cutlass.Int32,
     weight: cute.Tensor,
     bias: cute.Tensor,
     y: cute.Tensor,
@@ -286,9 +276,11 @@ def kernel(
     block, _, _ = cute.arch.block_idx()
     group, lane = 0, thread
     first = 0
-    block = abs((order ^ (order >> 31)) - block)
+    blocks, _, _ = cute.arch.grid_dim()
+    if x.shape[0] > ROWS_HELD:
+        block = blocks - 1 - block
     policy = cutlass.Int64(EVICT_NORMAL)
-    if order < 0:
+    if x.shape[0] > PASSING_FROM and x.shape[0] <= PASSING_TO:
         policy = cutlass.Int64(EVICT_FIRST)
     row = cutlass.Int64(block)
     end = PART
