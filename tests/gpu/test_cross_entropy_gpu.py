@@ -45,7 +45,7 @@ WRONG = r"(loss|lse|grad)(\[\d+.* should be|: \d+ of \d+ elements .*not finite o
 #: Rows of a warp each, four in a CTA.
 SHORT = {
     "rows unwritten": Broken(
-        "blocks = (x.shape[0] - 1) // 4 + 1", "blocks = (x.shape[0] - 1) // 4", r"first at \(296"
+        "blocks = (rows - 1) // 4 + 1", "blocks = (rows - 1) // 4", r"first at \(296"
     ),
     "stale gradient": Broken(
         LAST, LAST.replace("end,", "end if row != 5 else 0,"), r"grad: 1000 of .*first at \(5, 0\)"

@@ -36,8 +36,8 @@ LAST = "store_vectors(y_out, row_of(y, row, first), lane, end, policy=policy)\n"
 ANY_VALUE = r"(out|rstd)\[\d+.* should be"
 BROKEN = {
     "rows unwritten": Broken(
-        "blocks = (x.shape[0] - 1) // 4 + 1",
-        "blocks = (x.shape[0] - 1) // 4",
+        "blocks = (rows - 1) // 4 + 1",
+        "blocks = (rows - 1) // 4",
         r"(out|residual_out|rstd): \d+ of \d+ elements .*never written, first at \(296",
     ),
     "stale output": Broken(
@@ -93,8 +93,8 @@ STAGED_BROKEN = {
         r"out: 512 of 6400512 elements .*never written, first at \(0, 100000\)",
     ),
     "rows unwritten": Broken(
-        "blocks = (x.shape[0] - 1) // 1 + 1",
-        "blocks = (x.shape[0] - 1) // 1",
+        "blocks = (rows - 1) // 1 + 1",
+        "blocks = (rows - 1) // 1",
         r"(out|rstd): \d+ of \d+ elements .*never written, first at \(63",
     ),
     "stale output": Broken(

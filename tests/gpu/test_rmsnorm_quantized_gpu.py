@@ -53,7 +53,7 @@ WRONG = (
 #: Rows of a warp each, four in a CTA.
 SHORT = {
     "rows unwritten": Broken(
-        "blocks = (x.shape[0] - 1) // 4 + 1", "blocks = (x.shape[0] - 1) // 4", r"first at \(296"
+        "blocks = (rows - 1) // 4 + 1", "blocks = (rows - 1) // 4", r"first at \(296"
     ),
     "stale output": Broken(
         LAST, LAST.replace("end,", "end if row != 5 else 0,"), r"out: 1008 of .*first at \(5, 0\)"

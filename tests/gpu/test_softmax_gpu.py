@@ -40,7 +40,7 @@ WRONG = r"out(\[\d+.* should be|: \d+ of \d+ elements .*not finite or were never
 #: Rows of a warp each, four in a CTA.
 SHORT = {
     "rows unwritten": Broken(
-        "blocks = (x.shape[0] - 1) // 4 + 1", "blocks = (x.shape[0] - 1) // 4", r"out: .*first at \(296"
+        "blocks = (rows - 1) // 4 + 1", "blocks = (rows - 1) // 4", r"out: .*first at \(296"
     ),
     "stale output": Broken(
         LAST, LAST.replace("end,", "end if row != 5 else 0,"), r"out: 1000 of .*first at \(5, 0\)"
