@@ -7,7 +7,7 @@ the problem and its second along m.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import TypeAlias
 
@@ -553,13 +553,14 @@ def cluster_is_no_larger_than_problem(
     """A cluster must not be more than twice as tall or wide as D, since blocks outside D only wait."""
     if cluster_shape_mn == (1, 1):
         return True
-    tiles = tile_counts(tile_shape_mn, swap_ab, problem)
-    return all(c == 1 or c < 2 * t for c, t in zip(cluster_shape_mn, tiles, strict=True))
+    (high, wide), (along_m, along_n) = cluster_shape_mn, tile_counts(tile_shape_mn, swap_ab, problem)
+    return (high == 1 or high < 2 * along_m) and (wide == 1 or wide < 2 * along_n)
 
 
 def tile_counts_fit_32_bits(tile_shape_mn: tuple[int, int], swap_ab: bool, problem: Problem) -> bool:
     """Work units are numbered with 32-bit integers."""
-    return prod(tile_counts(tile_shape_mn, swap_ab, problem)) * problem.batch < 2**30
+    along_m, along_n = tile_counts(tile_shape_mn, swap_ab, problem)
+    return along_m * along_n * problem.batch < 2**30
 
 
 RULES = tuple(
@@ -652,13 +653,21 @@ def derive(
     }
 
 
+@lru_cache(maxsize=1024)
+def _launch_of_whole_tiles(config: Config, sm_count: int) -> Launch:
+    """Return what :func:`launch` returns where k is not split: the same for all problems, so remembered."""
+    high, wide = config.pair("cluster_shape_mn")
+    return Launch((resident_clusters(sm_count, high * wide), *tile_order(config)), 0)
+
+
 def launch(config: Config, problem: Problem, sm_count: int) -> Launch:
     """Return clusters, swizzle_size, raster_along_m (and split_k if it is not 1), and the workspace."""
-    cluster, split_k = config.pair("cluster_shape_mn"), config.integer("split_k")
-    clusters = resident_clusters(sm_count, cluster[0] * cluster[1])
-    scalars = (clusters, *tile_order(config))
+    whole = _launch_of_whole_tiles(config, sm_count)
+    split_k = config.integer("split_k")
     if split_k == 1 and not config.flag("stream_k"):
-        return Launch(scalars, 0)
+        return whole
+    cluster, scalars = config.pair("cluster_shape_mn"), whole.scalars
+    clusters = scalars[0]
     tile, swap = config.pair("tile_shape_mn"), config.flag("swap_ab")
     if config.flag("stream_k"):
         most = max(1, min(MAX_STREAM_PARTS, problem.k // (4 * config.integer("tile_k"))))

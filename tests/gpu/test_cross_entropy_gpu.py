@@ -44,9 +44,7 @@ END = "    end = cutlass.min(PART, VECTORS - first)\n"
 WRONG = r"(loss|lse|grad)(\[\d+.* should be|: \d+ of \d+ elements .*not finite or were never written)"
 #: Rows of a warp each, four in a CTA.
 SHORT = {
-    "rows unwritten": Broken(
-        "blocks = (rows - 1) // 4 + 1", "blocks = (rows - 1) // 4", r"first at \(296"
-    ),
+    "rows unwritten": Broken("blocks = (rows - 1) // 4 + 1", "blocks = (rows - 1) // 4", r"first at \(296"),
     "stale gradient": Broken(
         LAST, LAST.replace("end,", "end if row != 5 else 0,"), r"grad: 1000 of .*first at \(5, 0\)"
     ),

@@ -52,9 +52,7 @@ WRONG = (
 )
 #: Rows of a warp each, four in a CTA.
 SHORT = {
-    "rows unwritten": Broken(
-        "blocks = (rows - 1) // 4 + 1", "blocks = (rows - 1) // 4", r"first at \(296"
-    ),
+    "rows unwritten": Broken("blocks = (rows - 1) // 4 + 1", "blocks = (rows - 1) // 4", r"first at \(296"),
     "stale output": Broken(
         LAST, LAST.replace("end,", "end if row != 5 else 0,"), r"out: 1008 of .*first at \(5, 0\)"
     ),

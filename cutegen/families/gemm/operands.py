@@ -166,7 +166,8 @@ def _usual(request: Request, device_type: str) -> Operands | None:
         dtype = _short_name(a.dtype)
         same = a.dtype == b.dtype == out.dtype and dtype in _USUAL
         same = same and request.out_dtype in (None, out.dtype)
-        alike = a.device == b.device == out.device and a.device.type == device_type
+        device = a.device
+        alike = device == b.device == out.device and device.type == device_type
         if not (same and alike and str(a.layout) == _STRIDED and a.layout == b.layout == out.layout):
             return None
         of_a, of_b, result = tuple(a.shape), tuple(b.shape), tuple(out.shape)
