@@ -408,15 +408,19 @@ def test_a_default_is_for_the_groups_that_have_rows(tokens: str) -> None:
 
 
 def test_large_groups_default_to_what_was_fast_there() -> None:
-    """Beside kernels that were timed on an H200; one has clusters along the columns, whose tiles of rows end
-    with a group of any size."""
+    """Each is one of twelve that were tried on an H200, and was timed beside the fastest under settled clocks.
+
+    One has clusters along the columns, whose tiles of rows end with a group of any size.
+    """
     document = json.loads((RESULTS / "grouped_gemm_large.json").read_text(encoding="utf-8"))
     behind, clusters = [], set()
     for row in document["rows"]:
         problem = parse_problem(row["problem"])
         config = default_config(HOPPER, problem)
-        times = {HOPPER.compile_view(Config.parse(tried)): us for tried, us in row["tried"].items()}
-        behind.append(times[HOPPER.compile_view(config)] / min(times.values()))
+        views = {HOPPER.compile_view(Config.parse(tried)) for tried in row["tried"]}
+        won = HOPPER.compile_view(Config.parse(row["config"])) == HOPPER.compile_view(config)
+        assert HOPPER.compile_view(config) in views and ("cutegen default" in row["entries"] or won)
+        behind.append(1.0 if won else row["entries"]["cutegen default"]["over_cutegen"])
         clusters.add(config["cluster_shape_mn"])
-    assert len(behind) == 9 and geometric_mean(behind) < 1.008 and max(behind) < 1.04
+    assert len(behind) == 9 and geometric_mean(behind) < 1.012 and max(behind) < 1.03
     assert (1, 2) in clusters

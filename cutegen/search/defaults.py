@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 from cutegen.errors import ProblemError
 from cutegen.families.registry import find_family, spaces_beside
@@ -154,7 +153,6 @@ def predictor(
     return predict
 
 
-@cache
 def strategy_of(space: Space) -> Strategy | None:
     """Return the performance model of the algorithm that ``space`` is of; None where there is none."""
     return find_family(space.family).strategy(space.arch, space.algorithm)
