@@ -408,7 +408,7 @@ def test_a_default_is_for_the_groups_that_have_rows(tokens: str) -> None:
 
 
 def test_large_groups_default_to_what_was_fast_there() -> None:
-    """Each is one of twelve that were tried on an H200, and was timed beside the fastest under settled clocks.
+    """Each is one of twelve that were tried on an H200, and was timed beside the fastest, settled.
 
     One has clusters along the columns, whose tiles of rows end with a group of any size.
     """
