@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cutegen.errors import OperandError
 from cutegen.families.gemm import operands
-from cutegen.families.gemm.operands import Request, describe
+from cutegen.families.gemm.operands import Operands, Request, describe
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.strides import View, overlap, span_bytes
 
@@ -84,6 +84,8 @@ def test_usual_requests_are_described_as_all_others(monkeypatch: pytest.MonkeyPa
                 except OperandError as error:
                     found.append(str(error))
         assert found[0] == found[1], request
+        if isinstance(found[0], Operands) and found[0].dense:
+            assert all(span_bytes(t) == t.nbytes for t in request.tensors.values())
         usual += operands._usual(request, "cpu") is not None
     assert usual > 300
 

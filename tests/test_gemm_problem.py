@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import subprocess
+import sys
 from dataclasses import FrozenInstanceError, replace
 from random import Random
 
@@ -216,6 +220,23 @@ def test_the_signature_holds_everything_else() -> None:
     ]
     signatures = [base.signature, *(other.signature for other in others)]
     assert len(set(signatures)) == len(signatures)
+
+
+def test_a_signature_of_another_process_is_found_in_dictionaries() -> None:
+    """Its hash is worked out anew, since strings hash otherwise there."""
+    script = "import pickle, sys; from cutegen.families.gemm.problem import Problem; "
+    script += "sys.stdout.buffer.write(pickle.dumps(Problem(16, 64, 64, layout='kn').signature))"
+    own = Problem(32, 128, 64, layout="kn").signature
+    for seed in ("1", "2"):
+        run = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        )
+        found = pickle.loads(run.stdout)
+        assert found == own and hash(found) == hash(own) and {own: 1}[found] == 1
+    assert {replace(own, batched=True): 1}.get(own) is None
 
 
 def test_work_is_counted_by_hand() -> None:

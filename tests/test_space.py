@@ -248,6 +248,22 @@ def test_what_sizes_do_not_decide_is_asked_once_for_a_signature() -> None:
     assert all(holds(problem=PROBLEM) for holds in left) and sorted(asked) == ["dtype", "size", "size"]
 
 
+def test_a_rule_that_looks_at_the_layout_is_asked_once() -> None:
+    """A signature has the layout under another name, and the same for all of its problems."""
+    asked = []
+
+    def of_layout(fast: bool, problem: Problem) -> bool:
+        """fast needs A along k."""
+        asked.append(problem.layout)
+        return not fast or problem.layout[0] == "k"
+
+    config = Config({"size": 1, "fast": True, "shape": (1, 1)})
+    for layout, left in (("kn", ()), ("mn", None)):
+        checks = Checks(toy((of_layout,)), Problem(16, 64, 64, layout=layout))
+        assert [checks.left(config) for _ in range(3)] == [left] * 3
+    assert asked == ["kn", "mn"]
+
+
 def test_rules_that_remember_what_they_make_of_a_problem_are_asked_about_each() -> None:
     """As those of gated products do, which make a GEMM of it unless it is one."""
 

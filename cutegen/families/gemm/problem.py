@@ -194,8 +194,7 @@ class Signature:
     renamed: ClassVar[tuple[str, ...]] = ("layout",)
 
     def __post_init__(self) -> None:
-        values = tuple(getattr(self, each.name) for each in fields(self))
-        object.__setattr__(self, "_hash", hash(values))
+        object.__setattr__(self, "_hash", hash(self._values()))
 
     def __hash__(self) -> int:
         # Every dictionary that a first call looks into asks for it.
@@ -203,8 +202,11 @@ class Signature:
         return found
 
     def __reduce__(self) -> tuple[Callable[..., Signature], tuple[Any, ...]]:
-        # Hashes of strings are another process's own.
-        return _signature, tuple(getattr(self, each.name) for each in fields(self))
+        # Another process has other hashes of strings.
+        return _signature, self._values()
+
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, each.name) for each in fields(self))
 
 
 @lru_cache(maxsize=1024, typed=True)
