@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLE = (ROOT / "docs" / "pytorch.md").read_text(encoding="utf-8").partition("### Experimental operators")[2]
 #: Results files by operator.
 FILES = {
-    "softmax": "softmax",
     "layer_norm": "layernorm",
 }
 LARGE_BYTES = 256_000_000

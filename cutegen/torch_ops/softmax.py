@@ -35,9 +35,6 @@ _operator = DeclaredOperator(SOFTMAX, state.default_dispatcher, state.workspaces
 def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None, config: AnyConfig = None) -> torch.Tensor:
     """Return ``exp(x - max(x)) / sum(exp(x - max(x)))`` of each row.
 
-    Experimental: its kernels passed all tests on an H200. ``docs/pytorch.md`` says which shapes were timed,
-    and which of them are slower than what they were compared with.
-
     Arithmetic is in fp32 and the result is rounded once. The gradient is torch's own formula, which reads the
     rounded result. A row of nothing but -inf becomes NaN, as with torch.
 
