@@ -69,7 +69,10 @@ class Strategy(Protocol):
         ...
 
     def default(self, space: Space, problem: OwnProblem, sm_count: int) -> Default:
-        """Return the default, for use without measurements."""
+        """Return the default, for use without measurements.
+
+        That of an algorithm beside the general one has a time exactly if it is among its default candidates.
+        """
         ...
 
     def default_set(

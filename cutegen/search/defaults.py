@@ -48,17 +48,19 @@ def choose_default(space: Space, problem: Problem, sm_count: int | None = None) 
         ProblemError: No config computes the problem.
     """
     own = _default_of_algorithm(space, problem, sm_count)
-    others = [other for other in spaces_beside(space) if _has_candidate(other, problem)]
-    predict = predictor(space, problem, sm_count) if others else None
-    if predict is None:
+    able = [other for other in spaces_beside(space) if other.is_valid(problem, _NOTHING)]
+    others = [_default_of_algorithm(other, problem, sm_count) for other in able]
+    timed = [(other.time_us, other) for other in others if other.time_us is not None]
+    if not timed:
         return own
-    found = [own, *(_default_of_algorithm(other, problem, sm_count) for other in others)]
-    times = [predict(config) if time is None else time for config, time in found]
-    known = [(time, at) for at, time in enumerate(times) if time is not None]
-    if times[0] is None:
-        return own
-    time, at = min(known)
-    return Default(found[at].config, time)
+    time_us = own.time_us
+    if time_us is None:
+        predict = predictor(space, problem, sm_count)
+        time_us = None if predict is None else predict(own.config)
+        if time_us is None:
+            return own
+    least, other = min(timed, key=lambda each: each[0])
+    return other if least < time_us else Default(own.config, time_us)
 
 
 def default_of_algorithm(space: Space, problem: Problem, sm_count: int | None = None) -> Config:
@@ -156,9 +158,3 @@ def predictor(
 def strategy_of(space: Space) -> Strategy | None:
     """Return the performance model of the algorithm that ``space`` is of; None where there is none."""
     return find_family(space.family).strategy(space.arch, space.algorithm)
-
-
-def _has_candidate(space: Space, problem: Problem) -> bool:
-    if not space.is_valid(problem, _NOTHING):
-        return False
-    return any(space.is_valid(problem, Config(dict(knobs))) for knobs in space.default_candidates(problem))
