@@ -68,10 +68,10 @@ class Strategy(Protocol):
         """
         ...
 
-    def default(self, space: Space, problem: OwnProblem, sm_count: int) -> Default:
-        """Return the default, for use without measurements.
+    def default(self, space: Space, problem: OwnProblem, sm_count: int) -> Default | None:
+        """Return the best of the default candidates, for use without measurements; None if none is valid.
 
-        That of an algorithm beside the general one has a time exactly if it is among its default candidates.
+        Algorithms beside the general one are compared with it by the time that it has.
         """
         ...
 

@@ -49,8 +49,8 @@ def choose_default(space: Space, problem: Problem, sm_count: int | None = None) 
     """
     own = _default_of_algorithm(space, problem, sm_count)
     able = [other for other in spaces_beside(space) if other.is_valid(problem, _NOTHING)]
-    others = [_default_of_algorithm(other, problem, sm_count) for other in able]
-    timed = [(other.time_us, other) for other in others if other.time_us is not None]
+    others = [_by_model(other, problem, sm_count) for other in able]
+    timed = [(other.time_us, other) for other in others if other is not None and other.time_us is not None]
     if not timed:
         return own
     time_us = own.time_us
@@ -69,10 +69,18 @@ def default_of_algorithm(space: Space, problem: Problem, sm_count: int | None = 
 
 
 def _default_of_algorithm(space: Space, problem: Problem, sm_count: int | None) -> Default:
+    found = _by_model(space, problem, sm_count)
+    if found is not None:
+        return found
+    short = short_choice(space, problem) if strategy_of(space) is None else None
+    return Default(short or space.default(problem))
+
+
+def _by_model(space: Space, problem: Problem, sm_count: int | None) -> Default | None:
+    """Return what a performance model chooses among default candidates, None without either."""
     strategy = strategy_of(space)
-    if strategy is None:
-        return Default(short_choice(space, problem) or space.default(problem))
-    return strategy.default(space, problem, sm_count or space.arch.nominal_sm_count)
+    known = sm_count or space.arch.nominal_sm_count
+    return None if strategy is None else strategy.default(space, problem, known)
 
 
 def prepare_defaults(space: Space, problem: Problem, sm_count: int, library: OpenLibrary) -> None:

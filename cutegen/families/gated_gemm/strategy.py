@@ -32,7 +32,7 @@ class GatedGemmStrategy(BorrowedStrategy):
         gemm = GEMM.strategy(arch, algorithm)
         return None if gemm is None else cls(gemm, plain_gemm)
 
-    def default(self, space: Space, problem: Any, sm_count: int) -> Default:
+    def default(self, space: Space, problem: Any, sm_count: int) -> Default | None:
         """Return the fastest predicted of the default candidates, of which weights apart have fewer.
 
         The GEMM's model is corrected by what is known of gated GEMMs.
@@ -42,7 +42,7 @@ class GatedGemmStrategy(BorrowedStrategy):
         by_time = defaults_by_time(space, plain_gemm(problem), sm_count)
         likely = [*islice((c for c in by_time if space.is_valid(problem, c)), _LOOKED_AT)]
         if not likely:
-            return Default(space.default(problem))
+            return None
         predict = self.predictor(space, problem, sm_count, likely)
         slower = self._beside_plain(space, problem, sm_count, likely)
         times = [

@@ -67,11 +67,13 @@ class BorrowedStrategy:
         """Make ready what :meth:`default` needs."""
         self._gemm.prepare(self.asked_space(space, problem), self._as_gemm(problem), sm_count, library)
 
-    def default(self, space: Space, problem: Any, sm_count: int) -> Default:
-        """Return the fastest predicted of the default candidates."""
+    def default(self, space: Space, problem: Any, sm_count: int) -> Default | None:
+        """Return the fastest predicted of the default candidates, None if it is none of ours."""
         found = self._gemm.default(self.asked_space(space, problem), self._as_gemm(problem), sm_count)
+        if found is None:
+            return None
         own = next(iter(self.ours(space, problem, [found.config])), None)
-        return Default(space.default(problem)) if own is None else Default(own, found.time_us)
+        return None if own is None else Default(own, found.time_us)
 
     def default_set(self, space: Space, problem: Any, sm_count: int) -> Sequence[tuple[Any, Config]]:
         """Return every kernel that :meth:`default` may answer with."""

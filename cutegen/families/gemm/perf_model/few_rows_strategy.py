@@ -85,14 +85,11 @@ class FewRowsStrategy:
         """Return 1: there are no tiles."""
         return 1
 
-    def default(self, space: Space, problem: Problem, sm_count: int) -> Default:
-        """Return the default candidate that is predicted to be the fastest.
-
-        Where none is valid, it is the space's own default.
-        """
+    def default(self, space: Space, problem: Problem, sm_count: int) -> Default | None:
+        """Return the default candidate that is predicted to be the fastest, None if none is valid."""
         found = list(_candidates(space, problem))
         if not found:
-            return Default(space.default(problem))
+            return None
         times = _Times(space, problem, sm_count)
         times.look(found)
         best = min(found, key=times.time_us)

@@ -182,7 +182,7 @@ class GemmStrategy:
                 known = found.get(form["cluster_shape_mn"])
                 if us is not None and (known is None or us < known[0]):
                     found[form["cluster_shape_mn"]] = us, form
-        default, known_us = self.default(space, problem, sm_count)
+        default, known_us = self.default(space, problem, sm_count) or Default(space.default(problem))
         fastest = known_us or predict(default) or math.inf
         return [config for us, config in found.values() if us <= fastest * _STEADY_SLACK]
 
@@ -220,15 +220,15 @@ class GemmStrategy:
             kernel_set(space, problem, sm_count).prepare(library)
             torch_mm_of(space.arch).prepare(library)
 
-    def default(self, space: Space, problem: Problem, sm_count: int) -> Default:
-        """Return the fastest predicted of the space's default candidates.
+    def default(self, space: Space, problem: Problem, sm_count: int) -> Default | None:
+        """Return the fastest predicted of the space's default candidates, None if none is valid.
 
         They are few, so that programs that never tune compile few kernels.
         """
         if is_fitted(problem, space.arch):
-            found = kernel_set(space, problem, sm_count).fastest(problem)
-            return found or Default(space.default(problem))
-        return Default(next(defaults_by_time(space, problem, sm_count), None) or space.default(problem))
+            return kernel_set(space, problem, sm_count).fastest(problem)
+        first = next(defaults_by_time(space, problem, sm_count), None)
+        return None if first is None else Default(first)
 
     def default_set(self, space: Space, problem: Problem, sm_count: int) -> Sequence[tuple[Problem, Config]]:
         """Return the space's default candidates, and its own default where none of them is valid."""
