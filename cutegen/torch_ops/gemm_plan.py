@@ -170,7 +170,7 @@ def _form(problem: Problem) -> LauncherForm:
     found = _forms.get(problem.signature)
     if found is None:
         if len(_forms) >= _MOST_FORMS:
-            _forms.clear()
+            _forms.pop(next(iter(_forms)))
         found = _forms[problem.signature] = _made_form(problem)
     return found
 

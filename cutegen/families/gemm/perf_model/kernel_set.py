@@ -279,6 +279,6 @@ def kernel_set(space: Space, problem: Problem, sm_count: int) -> KernelSet:
     found = _sets.get(key)
     if found is None:
         if len(_sets) >= _MOST_SETS:
-            _sets.clear()
+            _sets.pop(next(iter(_sets)))
         found = _sets[key] = KernelSet(space, problem, sm_count, default_kernels(space, problem))
     return found
