@@ -187,6 +187,17 @@ def test_the_model_ranks_its_configs_and_the_general_ones_beside_them() -> None:
         assert default_config(space, problem_of(f"{m}x6144x4096 bf16 kk")).algorithm == ""
 
 
+@pytest.mark.parametrize("family", ["gemm", "gated_gemm"])
+def test_default_candidates_depend_on_rows_alone(family: str) -> None:
+    """The choice remembers them by rows and signature."""
+    space = next(each for each in find_spaces(family, SPACE.arch) if each.algorithm == "few_rows")
+    for m in range(1, 5):
+        lines = [f"{family} {m}x{n}x{k} bf16" for n, k in ((64, 64), (6144, 4096), (264, 65536))]
+        lines = [f"{line} kk" if family == "gemm" else line for line in lines]
+        first, *others = [list(space.default_candidates(parse_problem(line))) for line in lines]
+        assert first and all(other == first for other in others)
+
+
 def test_the_model_knows_what_slows_a_kernel_down() -> None:
     """Fewer bytes under way, more rows, fewer CTAs than multiprocessors, work for a cluster."""
     estimator = FewRowsEstimator(SMALL, SPACE.arch, 132)

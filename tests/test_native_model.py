@@ -16,7 +16,9 @@ from cutegen.build import host_compiler, host_library
 from cutegen.build.host_library import build_library, open_library
 from cutegen.build.store import Store
 from cutegen.errors import StoreError
+from cutegen.families.gemm.perf_model import few_rows
 from cutegen.families.gemm.perf_model import kernel_set as module
+from cutegen.families.gemm.perf_model.few_rows import FewRowsEstimator
 from cutegen.families.gemm.perf_model.fitted import KEPT
 from cutegen.families.gemm.perf_model.kernel_set import KernelSet, default_kernels
 from cutegen.families.gemm.perf_model.native_model import SOURCE
@@ -24,10 +26,11 @@ from cutegen.families.gemm.perf_model.roofline import FEATURES, Cover, lying, ro
 from cutegen.families.gemm.perf_model.torch_mm import load_torch_mm
 from cutegen.families.gemm.perf_model.wave_order import Wave, least_loads
 from cutegen.families.gemm.problem import Epilogue, Problem
-from cutegen.families.registry import find_space
+from cutegen.families.registry import find_space, spaces_beside
 from cutegen.runtime.needs import Wanted
 from cutegen.runtime.warming import prepare_choices
 from cutegen.search.defaults import default_config
+from cutegen.space import as_integer
 
 ARCH = find_arch("sm_90a")
 SPACE = find_space("gemm", ARCH)
@@ -158,6 +161,27 @@ def test_what_torch_takes_is_that_of_numpy(library: ctypes.PyDLL) -> None:
             m, n, k = (int(2 ** (most * generator.random())) for _ in range(3))
             want = replace(plain).time_us(m, n, k, 132, layout)
             assert native.time_us(m, n, k, 132, layout) == want
+
+
+def test_what_few_rows_take_is_that_of_python(library: ctypes.PyDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same microseconds, of kernels that cut up the work in all ways, on two numbers of SMs."""
+    monkeypatch.setattr(few_rows, "_natives", {})
+    (space,) = spaces_beside(SPACE)
+    generator, compared = Random(5), 0
+    for at in range(120):
+        m, most = generator.randint(1, 4), 16 if at % 4 else 24
+        n, k = (8 * int(2 ** (most * generator.random())) for _ in range(2))
+        epilogue = Epilogue(beta=at % 3 == 0)
+        problem = Problem(m, n, k, batch=generator.choice((1, 1, 3)), epilogue=epilogue)
+        configs = [*islice(space.configs(problem), 0, None, 7)] if not space.explain(problem, {}) else []
+        registers = [as_integer(space.derive(c, problem, ARCH)["registers"]) for c in configs]
+        kernels, sm_count = list(zip(configs, registers, strict=True)), generator.choice((132, 114))
+        few_rows._natives.clear()
+        want = FewRowsEstimator(problem, ARCH, sm_count).times_us(kernels)
+        few_rows.prepare(ARCH, sm_count, lambda source: library)
+        assert FewRowsEstimator(problem, ARCH, sm_count).times_us(kernels) == want
+        compared += len(kernels)
+    assert few_rows._natives and compared > 2000
 
 
 def test_looks_do_not_disturb_each_other(library: ctypes.PyDLL) -> None:

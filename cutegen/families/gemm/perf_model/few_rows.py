@@ -7,22 +7,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
-from math import ceil
+from dataclasses import asdict, dataclass
+from functools import cache, lru_cache
+from math import ceil, exp
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cutegen.arch import Arch
 from cutegen.dtypes import DTYPE_BYTES
 from cutegen.errors import ArchError
 from cutegen.families.gemm.perf_model.fitted import fit_of
 from cutegen.families.gemm.perf_model.gpu_params import find_machine
+from cutegen.families.gemm.perf_model.native_model import SOURCE, NativeFewRows
 from cutegen.families.gemm.perf_model.trees import Trees
 from cutegen.families.gemm.problem import Problem
 from cutegen.space import Config
 
-__all__ = ["FEATURES", "FILE", "Constants", "FewRowsEstimator", "FewRowsFit", "fitted", "is_fitted"]
+if TYPE_CHECKING:
+    from cutegen.strategy import OpenLibrary
+
+__all__ = [
+    "FEATURES",
+    "FILE",
+    "Constants",
+    "FewRowsEstimator",
+    "FewRowsFit",
+    "fitted",
+    "is_fitted",
+    "prepare",
+]
 
 FILE = Path(__file__).with_name("few_rows.json")
 _LOAD_BYTES = 16
@@ -158,6 +171,46 @@ class _Kernel(NamedTuple):
         return ceil(self.busiest / self.resident)
 
 
+@lru_cache(maxsize=4096)
+def _cuts(config: Config, registers: int) -> tuple[int, ...]:
+    """Return what the model looks at of a config, in the order of the library's ``struct cuts``."""
+    names = ("rows_per_cta", "threads_per_cta", "columns_per_warp", "warps_along_k", "unroll", "cluster_k")
+    return *map(config.integer, names), registers, int(config.flag("use_pdl"))
+
+
+#: The same in C, by GPU, where a library was opened.
+_natives: dict[tuple[Arch, int], NativeFewRows] = {}
+
+
+def prepare(arch: Arch, sm_count: int, library: OpenLibrary) -> None:
+    """Leave estimates for a GPU to a library from now on, if it is there."""
+    model, machine = _believed(arch), find_machine(arch)
+    opened = None if (arch, sm_count) in _natives or model.trees is None else library(SOURCE)
+    if opened is None or model.trees is None:
+        return
+    mhz = machine.boost_mhz * model.clock
+    numbers = {
+        **asdict(model.constants),
+        "pdl_us": _PDL_US,
+        "latency_us": _LATENCY_US,
+        "overlap": _OVERLAP,
+        "bytes_us": _BYTES_US * model.memory,
+        "sm_bytes_us": _SM_BYTES_CLK * mhz,
+        "mhz": mhz,
+        "base": model.trees.base,
+    }
+    counts = {
+        "sms": sm_count,
+        "registers": arch.registers,
+        "threads": _THREADS_PER_SM,
+        "ctas": _CTAS_PER_SM,
+        "load_bytes": _LOAD_BYTES,
+        "elements": _ELEMENTS,
+        "address": _ADDRESS,
+    }
+    _natives[arch, sm_count] = NativeFewRows(opened, model.trees, numbers, counts)
+
+
 class FewRowsEstimator:
     """Estimates configs of one problem.
 
@@ -174,6 +227,7 @@ class FewRowsEstimator:
     def __init__(self, problem: Problem, arch: Arch, sm_count: int, model: FewRowsFit | None = None) -> None:
         self._problem, self._arch, self._sm_count = problem, arch, sm_count
         self._model = model or _believed(arch)
+        self._native = _natives.get((arch, sm_count)) if model is None else None
         self._mhz = find_machine(arch).boost_mhz * self._model.clock
         self._vectors = problem.k * DTYPE_BYTES[problem.ab_dtype] // _LOAD_BYTES
         self._bytes = problem.min_bytes
@@ -185,6 +239,9 @@ class FewRowsEstimator:
         Args:
             kernels: Configs of the space of these kernels, each with the registers of a thread.
         """
+        if self._native is not None:
+            cuts = [_cuts(config, registers) for config, registers in kernels]
+            return self._native.times_us(cuts, self._problem, self._vectors, self._bytes)
         known = [self._kernel(config, registers) for config, registers in kernels]
         rough = [
             self._rough_us(kernel) - (_PDL_US if config.flag("use_pdl") else 0.0)
@@ -196,8 +253,8 @@ class FewRowsEstimator:
         import numpy as np
 
         features = np.array([self._features(kernel) for kernel in known], np.float32).T
-        corrected: list[float] = (rough * np.exp(trees.sums(features) + trees.base)).tolist()
-        return corrected
+        added = trees.sums(features).tolist()
+        return [time * exp(more + trees.base) for time, more in zip(rough, added, strict=True)]
 
     def time_us(self, config: Config, registers: int) -> float:
         """Return what :meth:`times_us` says of one kernel."""
@@ -208,15 +265,14 @@ class FewRowsEstimator:
         return self._features(self._kernel(config, registers))
 
     def _kernel(self, config: Config, registers: int) -> _Kernel:
-        threads, columns = config.integer("threads_per_cta"), config.integer("columns_per_warp")
-        along_k, cluster = config.integer("warps_along_k"), config.integer("cluster_k")
+        rows, threads, columns, along_k, most, cluster, registers, _ = _cuts(config, registers)
         of_cta = threads // _WARP // along_k * columns
         ctas = ceil(self._problem.n / of_cta) * cluster * self._problem.batch
         room = self._arch.registers // (-(-registers // 8) * 8 * threads)
         resident = max(1, min(room, _THREADS_PER_SM // threads, _CTAS_PER_SM))
         loads = ceil(self._vectors / (_WARP * along_k * cluster))
-        unroll = min(config.integer("unroll"), loads)
-        cuts = (config.integer("rows_per_cta"), threads, columns, along_k, unroll, cluster, of_cta)
+        unroll = min(most, loads)
+        cuts = (rows, threads, columns, along_k, unroll, cluster, of_cta)
         return _Kernel(*cuts, ctas, resident, ceil(ctas / self._sm_count), loads, ceil(loads / unroll))
 
     def _features(self, kernel: _Kernel) -> list[float]:
@@ -246,7 +302,9 @@ class FewRowsEstimator:
         memory = self._bytes / (_BYTES_US * model.memory)
         of_sm = of_b / (_SM_BYTES_CLK * self._mhz)
         waiting, arithmetic = kernel.waves * cta, self._arithmetic_us(kernel)
-        busy = float(sum(part**_OVERLAP for part in (memory, of_sm, waiting, arithmetic)) ** (1 / _OVERLAP))
+        # Added one after the other, as C does it: Python's own sum is more exact from 3.12 on.
+        together = memory**_OVERLAP + of_sm**_OVERLAP + waiting**_OVERLAP + arithmetic**_OVERLAP
+        busy = float(together ** (1 / _OVERLAP))
         met = known.cluster_us if kernel.cluster != 1 else 0.0
         return known.start_us + _PDL_US + busy + known.tail * cta + met
 

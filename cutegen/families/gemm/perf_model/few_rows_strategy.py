@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from cutegen.arch import Arch
 from cutegen.errors import ProblemError, UsageError
-from cutegen.families.gemm.perf_model.few_rows import FewRowsEstimator, is_fitted
+from cutegen.families.gemm.perf_model.few_rows import FewRowsEstimator, is_fitted, prepare
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.same_kind import problems_of_kind
 from cutegen.family import Problem as AnyProblem
 from cutegen.space import Config, Query, Space, Value, as_integer
+from cutegen.space.checks import Checks
 from cutegen.strategy import Default, OpenLibrary, Predictor
 
 __all__ = ["FewRowsStrategy"]
 
 _P = TypeVar("_P", bound=AnyProblem)
+#: A config, what is to be asked of each problem before it is one for it, and the registers of a thread.
+_Candidate: TypeAlias = "tuple[Config, tuple[Callable[..., bool], ...], int]"
 
 #: So many rows have kernels of their own at most; the space says which.
 _MOST_ROWS = 4
@@ -79,7 +82,8 @@ class FewRowsStrategy:
         """Do nothing: predictions take no time worth saving."""
 
     def prepare(self, space: Space, problem: Problem, sm_count: int, library: OpenLibrary) -> None:
-        """Do nothing: candidates are few."""
+        """Leave estimates to C, where that was compiled."""
+        prepare(space.arch, sm_count, library)
 
     def tile(self, config: Config, size: str) -> int:
         """Return 1: there are no tiles."""
@@ -87,13 +91,16 @@ class FewRowsStrategy:
 
     def default(self, space: Space, problem: Problem, sm_count: int) -> Default | None:
         """Return the default candidate that is predicted to be the fastest, None if none is valid."""
-        found = list(_candidates(space, problem))
-        if not found:
+        valid = [
+            (config, registers)
+            for config, left, registers in _known_candidates(space, problem)
+            if not [holds for holds in left if not holds(problem=problem)]
+        ]
+        if not valid:
             return None
-        times = _Times(space, problem, sm_count)
-        times.look(found)
-        best = min(found, key=times.time_us)
-        return Default(best, times.time_us(best))
+        times = FewRowsEstimator(problem, space.arch, sm_count).times_us(valid)
+        time_us = min(times)
+        return Default(valid[times.index(time_us)][0], time_us)
 
     def default_set(self, space: Space, problem: _P, sm_count: int) -> Sequence[tuple[_P, Config]]:
         """Return the space's default candidates, as far as they are valid.
@@ -160,6 +167,29 @@ def _few_rows_of(problem: _P) -> Iterator[_P]:
 def _candidates(space: Space, problem: AnyProblem) -> Iterator[Config]:
     complete = (_config(tuple(knobs.items())) for knobs in space.default_candidates(problem))
     return (config for config in complete if space.is_valid(problem, config))
+
+
+#: Default candidates by what they depend on: rows, and what is compiled in.
+_known: dict[tuple[Space, object, int], list[_Candidate]] = {}
+_MOST_KNOWN = 256
+
+
+def _known_candidates(space: Space, problem: Problem) -> list[_Candidate]:
+    """Return default candidates for as many rows, with what sizes decide and the registers of each."""
+    key = space, problem.signature, problem.m
+    found = _known.get(key)
+    if found is None:
+        checks = Checks(space, problem)
+        asked = [_config(tuple(knobs.items())) for knobs in space.default_candidates(problem)]
+        known = [(config, checks.left(config)) for config in asked]
+        if len(_known) >= _MOST_KNOWN:
+            _known.pop(next(iter(_known)))
+        found = _known[key] = [
+            (config, left, as_integer(space.derive(config, problem, space.arch)["registers"]))
+            for config, left in known
+            if left is not None
+        ]
+    return found
 
 
 @lru_cache(maxsize=256)

@@ -1,4 +1,4 @@
-// The loops of kernel_set.py, roofline.py, fitted.py and trees.py for one problem. numpy takes longer to begin each
+// The loops of kernel_set.py, roofline.py, fitted.py, trees.py and few_rows.py for one problem. numpy takes longer to begin each
 // of their many operations than to do it, which a first call waits for.
 //
 // The numbers are the same to the last bit: operations come in the same order, are never contracted, and
@@ -64,6 +64,16 @@ struct library {
     int64_t count;
     const int64_t *tiles;
     double bytes_us, flops_us, start_us, most_waves, base;
+};
+
+// few_rows.py: what it believes of a GPU, in the order of native_model.FEW_ROWS, and of one kernel.
+struct few_rows {
+    double start_us, cta_us, round_clk, load_clk, row_clk, share_clk, tail, cluster_us, pdl_us, latency_us, overlap,
+        bytes_us, sm_bytes_us, mhz, base;
+    int64_t sms, registers, threads, ctas, load_bytes, elements, address;
+};
+struct cuts {
+    int64_t rows, threads, columns, warps_along_k, unroll, cluster, registers, overlaps;
 };
 
 // wave_order.py: GPCs, the one that is full first with its multiprocessors, and groups of two multiprocessors.
@@ -255,6 +265,47 @@ EXPORT double time_torch(const struct trees *trees, const struct library *librar
     *next++ = (float)along_m;
     *next++ = (float)along_n;
     return (library->start_us + larger(memory, math)) * exp((double)sum_leaves(trees, features) + library->base);
+}
+
+static inline int64_t up(int64_t x, int64_t y) { return (x - 1) / y + 1; }
+
+// FewRowsEstimator.times_us: operations come in its order. `columns`: of D, of all batches; `vectors`: loads of a row.
+EXPORT void time_few_rows(const struct few_rows *c, const struct trees *trees, const struct cuts *kernels,
+                          int64_t count, int64_t m, int64_t n, int64_t batch, int64_t k, int64_t vectors, double bytes,
+                          double *found) {
+    enum { WARP = 32 };
+    for (int64_t at = 0; at < count; at++) {
+        const struct cuts *cut = kernels + at;
+        const int64_t of_cta = cut->threads / WARP / cut->warps_along_k * cut->columns;
+        const int64_t ctas = up(n, of_cta) * cut->cluster * batch;
+        const int64_t room = c->registers / (up(cut->registers, 8) * 8 * cut->threads);
+        const int64_t fitting = smaller_of(smaller_of(room, c->threads / cut->threads), c->ctas);
+        const int64_t resident = fitting > 1 ? fitting : 1, busiest = up(ctas, c->sms), waves = up(busiest, resident);
+        const int64_t loads = up(vectors, WARP * cut->warps_along_k * cut->cluster);
+        const int64_t unroll = smaller_of(cut->unroll, loads), rounds = up(loads, unroll);
+
+        const int64_t per_load = cut->columns * c->elements * (1 + cut->rows) + (c->elements + c->address) * cut->rows;
+        const double products = (double)(unroll * per_load) * c->round_clk / c->mhz;
+        const double cta = (double)rounds * (c->latency_us + products) + c->cta_us;
+        const double of_sm = (double)(busiest * of_cta) / (double)cut->cluster * (double)vectors;
+        const double clocks = c->load_clk + (double)cut->rows * (c->row_clk + c->share_clk / (double)cut->columns);
+        double busy = pow(bytes / c->bytes_us, c->overlap);
+        busy += pow(of_sm * (double)c->load_bytes / c->sm_bytes_us, c->overlap);
+        busy += pow((double)waves * cta, c->overlap);
+        busy += pow(of_sm / (double)WARP * clocks / c->mhz, c->overlap);
+        double rough = c->start_us + c->pdl_us + pow(busy, 1.0 / c->overlap) + c->tail * cta;
+        rough += cut->cluster != 1 ? c->cluster_us : 0.0;
+        rough -= cut->overlaps ? c->pdl_us : 0.0;
+
+        const double per_sm = (double)ctas / (double)c->sms, shares = (double)busiest / (double)resident;
+        const double turns = larger(1.0, shares);
+        const float features[MOST_FEATURES] = {
+            (float)m, (float)(n * batch), (float)k, (float)bytes, (float)cut->rows, (float)cut->threads,
+            (float)cut->columns, (float)cut->warps_along_k, (float)unroll, (float)of_cta, (float)per_sm,
+            (float)((double)busiest / per_sm), (float)resident, (float)turns, (float)((double)waves / turns),
+            (float)rounds, (float)((double)loads / (double)(rounds * unroll))};
+        found[at] = rough * exp((double)sum_leaves(trees, features) + c->base);
+    }
 }
 
 // Puts logarithms into the features and finds the most kernels that the first trees put first, likely ones

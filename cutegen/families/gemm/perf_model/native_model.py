@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ctypes import PyDLL, Structure, c_double, c_float, c_int32, c_int64, c_void_p
+from itertools import chain
 from math import exp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from cutegen.families.gemm.perf_model.trees import Trees
 
-__all__ = ["SOURCE", "NativeModel", "NativeTorch"]
+__all__ = ["SOURCE", "NativeFewRows", "NativeModel", "NativeTorch"]
 
 SOURCE = Path(__file__).with_name("native_model.c")
 #: Features that sizes decide, in the order of the library.
@@ -46,6 +47,13 @@ _NUMBERS = (
     "sms", "l2_us", "l2_us_sm", "fixed_us", "reduce_us", "most_waves", "most_clusters", "split_tiles",
     "in_bytes", "out_bytes", "l2_bytes", "kept", "near", "memory_bytes_us",
 )  # fmt: skip
+
+
+_FEW_ROWS_NUMBERS = (
+    "start_us", "cta_us", "round_clk", "load_clk", "row_clk", "share_clk", "tail", "cluster_us", "pdl_us",
+    "latency_us", "overlap", "bytes_us", "sm_bytes_us", "mhz", "base",
+)  # fmt: skip
+_FEW_ROWS_COUNTS = ("sms", "registers", "threads", "ctas", "load_bytes", "elements", "address")
 
 
 class _Kernels(Structure):
@@ -124,6 +132,52 @@ class NativeTorch:
         """Return what :meth:`~cutegen.families.gemm.perf_model.torch_mm.TorchMm.time_us` returns."""
         found: float = self._time(*self._at, m, n, k, sm_count, *sides)
         return found
+
+
+class _FewRows(Structure):
+    _fields_: ClassVar = [
+        *((name, c_double) for name in _FEW_ROWS_NUMBERS),
+        *((name, c_int64) for name in _FEW_ROWS_COUNTS),
+    ]
+
+
+class NativeFewRows:
+    """What kernels for few rows take, as :meth:`FewRowsEstimator.times_us` says.
+
+    Args:
+        library: What :data:`SOURCE` was compiled to.
+        trees: Corrections of the rough estimate.
+        numbers: What the library's ``struct few_rows`` holds, by name.
+        counts: The integers that it holds.
+    """
+
+    def __init__(
+        self, library: PyDLL, trees: Trees, numbers: Mapping[str, float], counts: Mapping[str, int]
+    ) -> None:
+        self._model, self._forest = _FewRows(**numbers, **counts), _Forest(trees)
+        self._at = ctypes.addressof(self._model), self._forest.at
+        self._times = library.time_few_rows
+        self._times.restype = None
+        self._times.argtypes = [c_void_p] * 3 + [c_int64] * 6 + [c_double, c_void_p]
+
+    def times_us(
+        self, cuts: Sequence[tuple[int, ...]], problem: Problem, vectors: int, total_bytes: int
+    ) -> list[float]:
+        """Return microseconds of each kernel.
+
+        Args:
+            cuts: Of each what the library's ``struct cuts`` holds.
+            problem: What is computed.
+            vectors: Loads of a row of A.
+            total_bytes: That cross device memory.
+        """
+        count = len(cuts)
+        kernels = (c_int64 * (len(cuts[0]) * count if cuts else 0))(*chain.from_iterable(cuts))
+        found = (c_double * count)()
+        p = problem
+        sizes = p.m, p.n, p.batch, p.k, vectors, float(total_bytes)
+        self._times(*self._at, kernels, count, *sizes, found)
+        return list(found)
 
 
 class NativeModel:
