@@ -266,7 +266,7 @@ class FewRowsEstimator:
 
     def _kernel(self, config: Config, registers: int) -> _Kernel:
         rows, threads, columns, along_k, most, cluster, registers, _ = _cuts(config, registers)
-        of_cta = threads // _WARP // along_k * columns
+        of_cta = max(1, threads // _WARP // along_k) * columns  # 0 breaks a rule
         ctas = ceil(self._problem.n / of_cta) * cluster * self._problem.batch
         room = self._arch.registers // (-(-registers // 8) * 8 * threads)
         resident = max(1, min(room, _THREADS_PER_SM // threads, _CTAS_PER_SM))

@@ -276,7 +276,8 @@ EXPORT void time_few_rows(const struct few_rows *c, const struct trees *trees, c
     enum { WARP = 32 };
     for (int64_t at = 0; at < count; at++) {
         const struct cuts *cut = kernels + at;
-        const int64_t of_cta = cut->threads / WARP / cut->warps_along_k * cut->columns;
+        const int64_t groups = cut->threads / WARP / cut->warps_along_k;
+        const int64_t of_cta = (groups > 1 ? groups : 1) * cut->columns;  // 0 breaks a rule, and divides
         const int64_t ctas = up(n, of_cta) * cut->cluster * batch;
         const int64_t room = c->registers / (up(cut->registers, 8) * 8 * cut->threads);
         const int64_t fitting = smaller_of(smaller_of(room, c->threads / cut->threads), c->ctas);
