@@ -31,6 +31,7 @@ from cutegen.runtime.needs import Wanted
 from cutegen.runtime.warming import prepare_choices
 from cutegen.search.defaults import default_config
 from cutegen.space import as_integer
+from cutegen.system.remembered import Remembered
 
 ARCH = find_arch("sm_90a")
 SPACE = find_space("gemm", ARCH)
@@ -211,7 +212,7 @@ def test_looks_do_not_disturb_each_other(library: ctypes.PyDLL) -> None:
 def test_a_warm_up_prepares_choices_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library is compiled into the store, found there by others, and answers as numpy did."""
     problem = Problem(300, 1024, 4096)
-    monkeypatch.setattr(module, "_sets", {})  # sets of other tests may be prepared
+    monkeypatch.setattr(module, "_sets", Remembered(64))  # sets of other tests may be prepared
     before = default_config(SPACE, problem, 132)
     store = Store(tmp_path / "cache")
     assert open_library(SOURCE, store) is None

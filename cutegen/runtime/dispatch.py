@@ -219,9 +219,8 @@ class Dispatcher:
         space = find_space(problem.family, self.arch(index))
         if problem.signature not in self._prepared:
             self._prepare(problem, space, device.sm_count)
-        table = self.table(index)
-        if table is not None and autotune_disabled():
-            table = None
+        none = index in self._tables and self._tables[index] is None  # known: the environment need not say it
+        table = None if none or autotune_disabled() else self.table(index)
         return look_up(table, problem, space, device.sm_count, self.fallback)
 
     def _prepare(self, problem: Problem, space: Space, sm_count: int) -> None:

@@ -8,6 +8,7 @@ from itertools import count
 
 from cutegen.family import Problem
 from cutegen.system.forks import RenewedLock
+from cutegen.system.remembered import Remembered
 
 __all__ = ["AWAITED", "MISSED", "TORCH", "Tally"]
 
@@ -23,7 +24,7 @@ class Tally:
 
     def __init__(self) -> None:
         self._lock = RenewedLock()
-        self._rules: dict[Problem, str] = {}
+        self._rules: Remembered[Problem, str] = Remembered(_MOST)
         self._calls: dict[str, _Ticks] = {}
         self._missed: dict[Problem, _Ticks] = {}
         self._compiled = 0
@@ -31,9 +32,7 @@ class Tally:
     def answered(self, problem: Problem, rule: str) -> None:
         """Remember what answers a problem from now on."""
         with self._lock:
-            if len(self._rules) >= _MOST:
-                self._rules.pop(next(iter(self._rules)))
-            self._rules[problem] = rule
+            self._rules.keep(problem, rule)
 
     def compiled(self) -> None:
         """Count a kernel that is compiled because a call needs it."""

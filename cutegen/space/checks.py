@@ -14,12 +14,14 @@ from cutegen.family import Problem
 from cutegen.space.config import Config, Value
 from cutegen.space.space import Rule, Space
 
-__all__ = ["Checks"]
+__all__ = ["Checks", "Left", "all_hold"]
 
 #: What a rule looked at that looked at a problem as a whole; no name of a field.
 _WHOLE = ""
 #: A rule with all of its arguments given but the problem.
 _Holds: TypeAlias = "Callable[..., bool]"
+#: What is left to be asked of every problem.
+Left: TypeAlias = "tuple[_Holds, ...]"
 
 
 class Checks:
@@ -40,8 +42,8 @@ class Checks:
         self._common.update(getattr(signature, "renamed", ()))
         self._verdicts: dict[tuple[str, tuple[Value, ...]], bool | _Holds] = {}
 
-    def left(self, config: Config) -> tuple[_Holds, ...] | None:
-        """Return what is to be asked of every problem, as ``holds(problem=problem)``.
+    def left(self, config: Config) -> Left | None:
+        """Return what is to be asked of every problem, by :func:`all_hold`.
 
         None if a rule is broken whatever the sizes. ``config`` is complete, and of the space.
         """
@@ -67,6 +69,12 @@ class Checks:
         watched = _Watched(self._problem)  # a new one: what a function remembers of another, it does not ask
         found = bool(rule.holds(**given, problem=watched))
         return found if watched.names <= self._common else partial(rule.holds, **given)
+
+
+def all_hold(left: Left, problem: Problem) -> bool:
+    """Return whether a problem answers yes to all that is left to be asked of it."""
+    # A list, since rules are few, and a generator takes as long again.
+    return not [holds for holds in left if not holds(problem=problem)]
 
 
 class _Watched:

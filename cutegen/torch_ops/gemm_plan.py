@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from cutegen.dtypes import TORCH_DTYPES
+from cutegen.dtypes import torch_dtype
 from cutegen.errors import ConfigError, LaunchError
 from cutegen.families.gemm.family import GEMM
 from cutegen.families.gemm.operands import Request, describe
@@ -16,6 +16,7 @@ from cutegen.families.strides import View, contiguous_strides, span_bytes
 from cutegen.runtime.call_plan import LauncherForm, call_by_name, launcher_form, serve_call
 from cutegen.runtime.workspace import GetWorkspace
 from cutegen.space import Config, Value, format_value
+from cutegen.system.remembered import Remembered
 
 if TYPE_CHECKING:
     import torch
@@ -108,7 +109,7 @@ def make_plan(
     """
     operands = describe(request, device_type=dispatcher.device_type)
     a, b, out, shape = request.a, request.b, request.out, operands.shape
-    dtype = _torch_dtype(operands.out_dtype) if out is None else out.dtype
+    dtype = torch_dtype(operands.out_dtype) if out is None else out.dtype
     bytes_of = _dense_bytes if operands.dense else span_bytes
     spans = bytes_of(a), bytes_of(b), 0 if out is None else bytes_of(out)
     plan = Plan(_nothing, shape, contiguous_strides(shape), dtype, a.device, *spans)
@@ -119,13 +120,6 @@ def make_plan(
     elif 0 not in operands.shape:
         plan.launch = _without_product(operands.epilogue, operands.views[3:])
     return plan
-
-
-def _torch_dtype(name: str) -> torch.dtype:
-    import torch
-
-    found: torch.dtype = getattr(torch, TORCH_DTYPES[name])
-    return found
 
 
 def _dense_bytes(tensor: torch.Tensor) -> int:
@@ -160,19 +154,14 @@ class _Launchers:
         return _bind_views(launcher, self.views) if any(self.views) else launcher
 
 
-#: What makes launchers of the kernels of one signature, and how many are kept.
-_forms: dict[Signature, LauncherForm] = {}
-_MOST_FORMS = 256
+#: What makes launchers of the kernels of one signature.
+_forms: Remembered[Signature, LauncherForm] = Remembered(256)
 
 
 def _form(problem: Problem) -> LauncherForm:
     """Return what makes launchers of the kernels of a problem's signature."""
     found = _forms.get(problem.signature)
-    if found is None:
-        if len(_forms) >= _MOST_FORMS:
-            _forms.pop(next(iter(_forms)))
-        found = _forms[problem.signature] = _made_form(problem)
-    return found
+    return _forms.keep(problem.signature, _made_form(problem)) if found is None else found
 
 
 def _made_form(problem: Problem) -> LauncherForm:

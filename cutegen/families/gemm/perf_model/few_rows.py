@@ -129,6 +129,10 @@ def _believed(arch: Arch) -> FewRowsFit:
     return fitted(arch.name)._replace(memory=rates.memory, clock=rates.clock)
 
 
+def _clock_mhz(arch: Arch, model: FewRowsFit) -> float:
+    return find_machine(arch).boost_mhz * model.clock
+
+
 def is_fitted(arch: Arch) -> bool:
     """Return whether such kernels were measured on ``arch``."""
     return bool(_facts()["arch"] == arch.name)
@@ -184,11 +188,13 @@ _natives: dict[tuple[Arch, int], NativeFewRows] = {}
 
 def prepare(arch: Arch, sm_count: int, library: OpenLibrary) -> None:
     """Leave estimates for a GPU to a library from now on, if it is there."""
-    model, machine = _believed(arch), find_machine(arch)
-    opened = None if (arch, sm_count) in _natives or model.trees is None else library(SOURCE)
-    if opened is None or model.trees is None:
+    model = _believed(arch)
+    if model.trees is None or (arch, sm_count) in _natives:
         return
-    mhz = machine.boost_mhz * model.clock
+    opened = library(SOURCE)
+    if opened is None:
+        return
+    mhz = _clock_mhz(arch, model)
     numbers = {
         **asdict(model.constants),
         "pdl_us": _PDL_US,
@@ -228,7 +234,7 @@ class FewRowsEstimator:
         self._problem, self._arch, self._sm_count = problem, arch, sm_count
         self._model = model or _believed(arch)
         self._native = _natives.get((arch, sm_count)) if model is None else None
-        self._mhz = find_machine(arch).boost_mhz * self._model.clock
+        self._mhz = _clock_mhz(arch, self._model)
         self._vectors = problem.k * DTYPE_BYTES[problem.ab_dtype] // _LOAD_BYTES
         self._bytes = problem.min_bytes
         self._sizes = (problem.m, problem.n * problem.batch, problem.k, self._bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import TypeAlias, TypeVar
 
@@ -13,14 +13,15 @@ from cutegen.families.gemm.problem import Problem
 from cutegen.families.same_kind import problems_of_kind
 from cutegen.family import Problem as AnyProblem
 from cutegen.space import Config, Query, Space, Value, as_integer
-from cutegen.space.checks import Checks
+from cutegen.space.checks import Checks, Left, all_hold
 from cutegen.strategy import Default, OpenLibrary, Predictor
+from cutegen.system.remembered import Remembered
 
 __all__ = ["FewRowsStrategy"]
 
 _P = TypeVar("_P", bound=AnyProblem)
 #: A config, what is to be asked of each problem before it is one for it, and the registers of a thread.
-_Candidate: TypeAlias = "tuple[Config, tuple[Callable[..., bool], ...], int]"
+_Candidate: TypeAlias = "tuple[Config, Left, int]"
 
 #: So many rows have kernels of their own at most; the space says which.
 _MOST_ROWS = 4
@@ -94,7 +95,7 @@ class FewRowsStrategy:
         valid = [
             (config, registers)
             for config, left, registers in _known_candidates(space, problem)
-            if not [holds for holds in left if not holds(problem=problem)]
+            if all_hold(left, problem)
         ]
         if not valid:
             return None
@@ -170,8 +171,7 @@ def _candidates(space: Space, problem: AnyProblem) -> Iterator[Config]:
 
 
 #: Default candidates by what they depend on: rows, and what is compiled in.
-_known: dict[tuple[Space, object, int], list[_Candidate]] = {}
-_MOST_KNOWN = 256
+_known: Remembered[tuple[Space, object, int], list[_Candidate]] = Remembered(256)
 
 
 def _known_candidates(space: Space, problem: Problem) -> list[_Candidate]:
@@ -181,14 +181,12 @@ def _known_candidates(space: Space, problem: Problem) -> list[_Candidate]:
     if found is None:
         checks = Checks(space, problem)
         asked = [_config(tuple(knobs.items())) for knobs in space.default_candidates(problem)]
-        known = [(config, checks.left(config)) for config in asked]
-        if len(_known) >= _MOST_KNOWN:
-            _known.pop(next(iter(_known)))
-        found = _known[key] = [
+        made = [
             (config, left, as_integer(space.derive(config, problem, space.arch)["registers"]))
-            for config, left in known
-            if left is not None
+            for config in asked
+            if (left := checks.left(config)) is not None
         ]
+        found = _known.keep(key, made)
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -16,8 +16,9 @@ from cutegen.families.gemm.perf_model.traffic import NEAR, Tiling, element_bytes
 from cutegen.families.gemm.perf_model.wave_order import Order, least_loads, orders_of
 from cutegen.families.gemm.problem import Problem, Signature
 from cutegen.space import Config, Space, Value, as_integer
-from cutegen.space.checks import Checks
+from cutegen.space.checks import Checks, Left, all_hold
 from cutegen.strategy import Default
+from cutegen.system.remembered import Remembered
 
 if TYPE_CHECKING:
     import numpy
@@ -160,8 +161,8 @@ class KernelSet:
             "in_bytes": in_bytes,
             "out_bytes": out_bytes,
             "l2_bytes": self._machine.l2_bytes,
+            "memory_bytes_us": memory_bytes_us(self._fit.rates),
         }
-        traffic["memory_bytes_us"] = memory_bytes_us(self._fit.rates)
         arrays = {"least": self._least, "filling": self._filling, "part": self._part}
         self._native = NativeModel(
             opened,
@@ -223,14 +224,13 @@ class _Valid:
     def __init__(self, space: Space, problem: Problem, configs: Sequence[Config]) -> None:
         self._checks, self._configs = Checks(space, problem), configs
         #: By kernel and ``split_k``; None for what is never valid.
-        self._left: dict[tuple[int, int], tuple[Callable[..., bool], ...] | None] = {}
+        self._left: dict[tuple[int, int], Left | None] = {}
 
     def __call__(self, at: int, split: int, problem: Problem) -> bool:
         if (at, split) not in self._left:
             self.prepare(at, split)
         left = self._left[at, split]
-        # A list, since rules are few, and a generator takes as long again.
-        return left is not None and not [holds for holds in left if not holds(problem=problem)]
+        return left is not None and all_hold(left, problem)
 
     def prepare(self, at: int, split: int) -> None:
         """Ask the rules that sizes do not decide."""
@@ -268,9 +268,8 @@ def every_kernel(
             yield from space.configs(problem, {k: v for k, v in kind.items() if k in space.domains})
 
 
-#: Sets of default kernels by what they depend on, and how many are kept.
-_sets: dict[tuple[Space, Signature, int], KernelSet] = {}
-_MOST_SETS = 64
+#: Sets of default kernels by what they depend on.
+_sets: Remembered[tuple[Space, Signature, int], KernelSet] = Remembered(64)
 
 
 def kernel_set(space: Space, problem: Problem, sm_count: int) -> KernelSet:
@@ -278,7 +277,5 @@ def kernel_set(space: Space, problem: Problem, sm_count: int) -> KernelSet:
     key = space, problem.signature, sm_count
     found = _sets.get(key)
     if found is None:
-        if len(_sets) >= _MOST_SETS:
-            _sets.pop(next(iter(_sets)))
-        found = _sets[key] = KernelSet(space, problem, sm_count, default_kernels(space, problem))
+        found = _sets.keep(key, KernelSet(space, problem, sm_count, default_kernels(space, problem)))
     return found

@@ -171,12 +171,11 @@ class NativeFewRows:
             vectors: Loads of a row of A.
             total_bytes: That cross device memory.
         """
-        count = len(cuts)
-        kernels = (c_int64 * (len(cuts[0]) * count if cuts else 0))(*chain.from_iterable(cuts))
-        found = (c_double * count)()
+        flat = [*chain.from_iterable(cuts)]
+        kernels, found = (c_int64 * len(flat))(*flat), (c_double * len(cuts))()
         p = problem
         sizes = p.m, p.n, p.batch, p.k, vectors, float(total_bytes)
-        self._times(*self._at, kernels, count, *sizes, found)
+        self._times(*self._at, kernels, len(cuts), *sizes, found)
         return list(found)
 
 

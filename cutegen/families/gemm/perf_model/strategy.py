@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 
@@ -21,7 +21,7 @@ from cutegen.families.gemm.problem import Problem
 from cutegen.families.same_kind import problems_of_kind
 from cutegen.family import is_heavy
 from cutegen.space import Config, Query, Space, Value, as_pair
-from cutegen.space.checks import Checks
+from cutegen.space.checks import Checks, Left, all_hold
 from cutegen.strategy import Default, OpenLibrary, Predictor
 
 __all__ = ["GemmStrategy", "defaults_by_time"]
@@ -50,8 +50,6 @@ _STEADY: Mapping[str, tuple[Value, ...]] = {
     "split_k": (1,),
 }
 _STEADY_SLACK = 1.1
-#: Rules that are to be asked of each problem.
-_Left = Sequence[Callable[..., bool]]
 
 
 def defaults_by_time(space: Space, problem: Problem, sm_count: int) -> Iterator[Config]:
@@ -72,7 +70,7 @@ def _default_set(space: Space, problem: Problem) -> tuple[tuple[Problem, Config]
     Remembered, since a range asks for them at each step.
     """
     checks = Checks(space, problem)
-    kernels: list[tuple[Config, Config, _Left]] | None = None
+    kernels: list[tuple[Config, Config, Left]] | None = None
     found: dict[Config, tuple[Problem, Config]] = {}
     for kin in problems_of_kind(problem, 1500):
         if space.explain(kin, {}):
@@ -82,17 +80,13 @@ def _default_set(space: Space, problem: Problem) -> tuple[tuple[Problem, Config]
             kernels = [
                 (config, space.compile_view(config), left) for config, left in asked if left is not None
             ]
-        new = [(view, config) for config, view, left in kernels if view not in found and _hold(left, kin)]
-        if not new and not any(_hold(left, kin) for _, view, left in kernels if view in found):
+        new = [(view, config) for config, view, left in kernels if view not in found and all_hold(left, kin)]
+        if not new and not any(all_hold(left, kin) for _, view, left in kernels if view in found):
             safe = space.default(kin)
             new = [(space.compile_view(safe), safe)]
         for view, config in new:
             found.setdefault(view, (kin, config))
     return tuple(found.values())
-
-
-def _hold(rules: _Left, problem: Problem) -> bool:
-    return all(holds(problem=problem) for holds in rules)
 
 
 @lru_cache(maxsize=8)

@@ -99,8 +99,13 @@ class TorchMm:
         """Leave roofline and trees to a library from now on, if it is there."""
         opened = None if self._native else library(SOURCE)
         if opened is not None:
-            numbers = {"bytes_us": _BYTES_US, "flops_us": _FLOPS_US, "start_us": _START_US}
-            numbers |= {"most_waves": _MOST_WAVES, "base": self.trees.base}
+            numbers = {
+                "bytes_us": _BYTES_US,
+                "flops_us": _FLOPS_US,
+                "start_us": _START_US,
+                "most_waves": _MOST_WAVES,
+                "base": self.trees.base,
+            }
             self._native.append(NativeTorch(opened, self.trees, _TILES, numbers))
 
 
