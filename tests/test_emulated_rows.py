@@ -86,7 +86,9 @@ def test_the_last_rows_come_first_unless_l2_holds_all(
 
 
 @pytest.mark.parametrize("held", [9, 8], ids=["held", "not held"])
-@pytest.mark.parametrize("line", ["softmax 9x32768 bf16", "rmsnorm 9x131072 bf16"])
+@pytest.mark.parametrize(
+    "line", ["softmax 9x32768 bf16", "rmsnorm 9x131072 bf16", "cross_entropy 9x128256 bf16"]
+)
 @pytest.mark.parametrize("row_in", ["registers", "smem"])
 def test_each_cluster_takes_a_row_of_its_own(
     row_in: str, line: str, held: int, monkeypatch: pytest.MonkeyPatch

@@ -416,7 +416,10 @@ def kernel(
     block, _, _ = cute.arch.block_idx()
     rank = block % CLUSTER
     first = rank * PART
-    block = abs(order - block // CLUSTER)
+    last = order
+    block = block // CLUSTER
+    if last > 0:
+        block = last - block
     row = cutlass.Int64(block)
     end = PART
     smem = memory.SmemAllocator()
