@@ -1,4 +1,4 @@
-"""What the launch of a Hopper GEMM passes to the kernel: how L2 keeps operands, where GPCs begin.
+"""What the launch of a Hopper GEMM decides: how L2 keeps operands, where GPCs begin, whether it overlaps.
 
 Needs the compiler but no GPU; takes some seconds.
 """
@@ -20,7 +20,7 @@ from cutegen.build.store import Store
 from cutegen.families.gemm.perf_model.wave_order import GPCS, SMALL, SMALL_SMS, units_of_gpcs
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
-from cutegen.space import Config
+from cutegen.space import Config, Value
 
 pytestmark = [
     pytest.mark.dsl,
@@ -33,6 +33,8 @@ NORMAL, FIRST, LAST = "0x1000000000000000", "0x12f0000000000000", "0x14f00000000
 PLACES = "20 21"
 #: And the first work units of GPCs.
 FIRSTS = "18 19"
+#: The attribute of launches that says it. Source: CUlaunchAttributeID, programmatic stream serialization.
+OVERLAP = 6
 LAUNCH = """
 import tvm_ffi
 from fake_gpu import FakeTensor
@@ -56,24 +58,36 @@ SIZES = (
     (128, 32768, 512, False),
     (512, 4096, 4032, False),
 )
+#: Sizes, and whether a launch of tiles of 128 columns of D overlaps with the one before, if it may.
+OVERLAPS = (
+    (29, 9216, 4096, False),
+    (29, 9216, 4032, True),
+    (29, 49 * 128, 4096, True),
+    (29, 50 * 128, 4096, False),
+    (29, 92 * 128, 4096, False),
+    (29, 93 * 128, 4096, True),
+    (29, 512 * 128, 4096, True),
+)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["swapped", "plain"])
 def kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[bool, Artifact]:
+    return request.param, compiled(tmp_path_factory.mktemp("cache"), (128, 128), swap_ab=request.param)
+
+
+def compiled(folder: Path, tile_shape_mn: tuple[int, int], **knobs: bool) -> Artifact:
+    """Return a kernel of single CTAs, by default one that does not overlap."""
     problem = Problem(328, 5632, 512)
-    config = Config(
-        {
-            **SPACE.default(problem),
-            "tile_shape_mn": (128, 128),
-            "cluster_shape_mn": (1, 1),
-            "mma_warpgroups": 2,
-            "swap_ab": request.param,
-        }
-    )
-    with Builder(Store(tmp_path_factory.mktemp("cache"))) as builder:
+    shape: dict[str, Value] = {
+        "tile_shape_mn": tile_shape_mn,
+        "cluster_shape_mn": (1, 1),
+        "mma_warpgroups": 2,
+    }
+    config = Config({**SPACE.default(problem), **shape, "use_pdl": False, **knobs})
+    with Builder(Store(folder)) as builder:
         [(_, result)] = builder.build([render(problem, config, ARCH)])
     assert isinstance(result, Artifact), result.message
-    return request.param, result
+    return result
 
 
 def test_weights_that_few_tiles_read_leave_l2_first(kernel: tuple[bool, Artifact], tmp_path: Path) -> None:
@@ -119,3 +133,16 @@ def test_every_load_of_a_tile_has_a_policy(kernel: tuple[bool, Artifact], tmp_pa
     [code] = disassembled([kernel[1]], tmp_path)
     loads = re.findall(r"UTMALDG\S* .*", code)
     assert loads and all(re.search(r"desc\[UR\d+\]", load) for load in loads), loads
+
+
+@pytest.mark.parametrize("use_pdl", [True, False])
+def test_launches_on_half_of_the_multiprocessors_do_not_overlap(use_pdl: bool, tmp_path: Path) -> None:
+    """Where rows to load are long, whatever the knob says; without it, none does."""
+    artifact = compiled(tmp_path / "cache", (128, 32), swap_ab=True, use_pdl=use_pdl)
+    sizes = [size[:3] for size in OVERLAPS]
+    code = LAUNCH.format(
+        library=str(artifact.shared_object), symbol=artifact.symbol, sizes=sizes, clusters=132
+    )
+    _, log = run_with_driver(build_driver(tmp_path), code, tmp_path / "log")
+    found = [f" attribute {OVERLAP} 1 " in line for line in log if "cuLaunchKernelEx " in line]
+    assert found == [use_pdl and overlaps for *_, overlaps in OVERLAPS]
