@@ -23,7 +23,7 @@ from cutegen.families.shapes import read_shapes_and_ranges
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = {
     path.name: path.read_text(encoding="utf-8")
-    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
 }
 COMMANDS = ("tune", "space", "explain", "warm", "pin", "calibrate", "shrink", "declare")
 #: Objects that snippets call methods of, by the name that they have there.

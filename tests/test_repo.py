@@ -25,7 +25,7 @@ else:
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "cutegen"
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = sorted(PACKAGE.rglob("*.py"))
 SOURCES = [
     path for top in ("cutegen", "spaces", "tools", "tests", "examples") for path in (ROOT / top).rglob("*.py")
