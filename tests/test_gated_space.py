@@ -126,7 +126,7 @@ def test_every_target_has_the_same_space(family: DeclaredFamily, name: str) -> N
     assert 1 <= len(list(space.configs(problem))) <= 200
 
 
-#: Sizes whose default is known to be more than 12 % behind; docs/benchmarks/untuned.md and docs/earlier_runs.md say why.
+#: Sizes whose default is known to be more than 12 % behind; untuned.md and earlier_runs.md say why.
 BEHIND = {f"rope {size} bf16" for size in ("113x20x4x64x16x1", "455x5x1x64x16x1", "310x16x2x128x64x1")}
 BEHIND |= {"rope 2721x8x1x80x20x1 bf16"}
 
