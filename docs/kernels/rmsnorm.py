@@ -229,7 +229,8 @@ def kernel(
     block, _, _ = cute.arch.block_idx()
     group, lane = 0, thread
     first = 0
-    block = abs((order ^ (order >> 31)) - block)
+    last = order ^ (order >> 31)
+    block = abs(last - block)
     policy = cutlass.Int64(EVICT_NORMAL)
     if order < 0:
         policy = cutlass.Int64(EVICT_FIRST)
