@@ -76,14 +76,14 @@ def kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def compiled(folder: Path, tile_shape_mn: tuple[int, int], **knobs: bool) -> Artifact:
-    """Return a kernel of single CTAs, by default one that does not overlap."""
+    """Return a kernel of single CTAs."""
     problem = Problem(328, 5632, 512)
     shape: dict[str, Value] = {
         "tile_shape_mn": tile_shape_mn,
         "cluster_shape_mn": (1, 1),
         "mma_warpgroups": 2,
     }
-    config = Config({**SPACE.default(problem), **shape, "use_pdl": False, **knobs})
+    config = Config({**SPACE.default(problem), **shape, **knobs})
     with Builder(Store(folder)) as builder:
         [(_, result)] = builder.build([render(problem, config, ARCH)])
     assert isinstance(result, Artifact), result.message
