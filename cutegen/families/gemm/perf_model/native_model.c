@@ -1,5 +1,5 @@
-// The loops of kernel_set.py, roofline.py, fitted.py, trees.py and few_rows.py for one problem. numpy takes longer to begin each
-// of their many operations than to do it, which a first call waits for.
+// The loops of kernel_set.py, roofline.py, fitted.py, trees.py and few_rows.py for one problem. numpy takes longer to
+// begin each of their many operations than to do it, which a first call waits for.
 //
 // The numbers are the same to the last bit: operations come in the same order, are never contracted, and
 // logarithms stay numpy's. tests/test_native_model.py compares all of it.
@@ -66,7 +66,7 @@ struct library {
     double bytes_us, flops_us, start_us, most_waves, base;
 };
 
-// few_rows.py: what it believes of a GPU, in the order of native_model.FEW_ROWS, and of one kernel.
+// few_rows.py: what it believes of a GPU, in the order of _FewRows of native_model.py, and of one kernel.
 struct few_rows {
     double start_us, cta_us, round_clk, load_clk, row_clk, share_clk, tail, cluster_us, pdl_us, latency_us, overlap,
         bytes_us, sm_bytes_us, mhz, base;
@@ -269,7 +269,7 @@ EXPORT double time_torch(const struct trees *trees, const struct library *librar
 
 static inline int64_t up(int64_t x, int64_t y) { return (x - 1) / y + 1; }
 
-// FewRowsEstimator.times_us: operations come in its order. `columns`: of D, of all batches; `vectors`: loads of a row.
+// FewRowsEstimator.times_us: operations come in its order. `vectors`: loads of a row of A.
 EXPORT void time_few_rows(const struct few_rows *c, const struct trees *trees, const struct cuts *kernels,
                           int64_t count, int64_t m, int64_t n, int64_t batch, int64_t k, int64_t vectors, double bytes,
                           double *found) {
