@@ -287,8 +287,7 @@ def kernel(
     group, lane = 0, thread
     first = 0
     last = order ^ (order >> 31)
-    if last > 0:
-        block = last - block
+    block = abs(last - block)
     policy = cutlass.Int64(EVICT_NORMAL)
     if order < 0:
         policy = cutlass.Int64(EVICT_FIRST)
