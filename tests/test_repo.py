@@ -169,8 +169,10 @@ def test_the_documents_show_what_the_results_files_say() -> None:
     files = [path for name in shown if (path := ROOT / "docs" / "results" / f"{name}.json").exists()]
     assert any(path.stem == "gemm_dev" for path in files)
     assert "gemm_dev_spread" in shown
+    assert "gpu_tests_latest" in shown
     runs = sorted((ROOT / "docs" / "results").glob("gemm_dev*.json"))
-    for quoted in (files, [*runs, "--spread"]):
+    tests = sorted((ROOT / "docs" / "results").glob("gpu_tests*.json"))
+    for quoted in (files, [*runs, "--spread"], [*tests, "--latest"]):
         command = ["tools/results_table.py", *quoted, "--into", *map(relative, DOCUMENTS), "--check"]
         done = subprocess.run(
             [sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True, check=False

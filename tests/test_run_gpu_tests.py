@@ -303,6 +303,55 @@ def test_documents_can_quote_a_results_file(tmp_path: Path, capsys: pytest.Captu
     assert "is not a file of tools/run_gpu_tests.py" in capsys.readouterr().err
 
 
+def test_a_document_shows_the_newest_run_of_each_file(tmp_path: Path) -> None:
+    """What ran again counts with the run before; a part of a file that passed says nothing of the others."""
+    ends = {"test_ends.py": {"passed": 2, "unfinished": 1}, "test_kinds.py": {"passed": 3, "skipped": 1}}
+    left = [{"test": "tests/gpu/test_ends.py::test_dies", "outcome": "unfinished", "message": ""}]
+    runs = [
+        newer(tmp_path, 1, ends, left),
+        newer(tmp_path, 2, {"test_kinds.py": {"passed": 1}}),
+        newer(tmp_path, 3, {"test_ends.py": {"passed": 1}}),
+        newer(
+            tmp_path,
+            4,
+            {"test_kinds.py": {"passed": 4, "failed": 1}},
+            [{"test": "tests/gpu/test_kinds.py::test_wrong", "outcome": "failed", "message": "no"}],
+        ),
+    ]
+    page = tmp_path / "page.md"
+    page.write_text("<!-- results: run1_latest -->\n<!-- end results: run1_latest -->\n")
+    assert results_table.main([*runs, "--latest", "--into", str(page)]) == 0
+    text = page.read_text()
+    assert "- 8 tests in 2 files, each in its newest run: 1 failed, 7 passed\n" in text
+    assert "- **failed**: `tests/gpu/test_kinds.py::test_wrong`" in text and "test_dies" not in text
+    assert "| `test_ends.py` | 3 |  |  | commit3; 2026-11-03 |  |" in text
+    assert "| `test_kinds.py` | 4 |  | 1 failed | commit4; 2026-11-04 | commit1; 2026-11-01 |" in text
+
+
+def newer(
+    folder: Path, day: int, files: dict[str, dict[str, int]], bad: Sequence[dict[str, str]] = ()
+) -> str:
+    """Write the results of a run of that day."""
+    path = folder / f"run{day}.json"
+    named = {f"tests/gpu/{name}": {**counts, "process_seconds": 1.0} for name, counts in files.items()}
+    facts: dict[str, Any] = {
+        "kind": "gpu tests",
+        "measured_at": f"2026-11-0{day}T00:00:00+00:00",
+        "commit": f"commit{day}",
+        "gpu": "GPU",
+        "software": {"packages": {}},
+        "machine": {"driver": "1", "cores": 2},
+        "processes": 1,
+        "seconds": 1.0,
+        "outcomes": {},
+        "bad": list(bad),
+        "skipped": {},
+        "files": named,
+    }
+    path.write_text(json.dumps(facts))
+    return str(path)
+
+
 def test_kernels_are_kept_where_a_folder_is_named(tmp_path: Path) -> None:
     """Tests of all processes get it, and find what an earlier run left."""
     kept = tmp_path / "kept"

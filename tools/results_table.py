@@ -16,8 +16,10 @@ down, the others' times down and their ratios up.
     python tools/results_table.py docs/results/gemm_dev.json --into README.md    # write
     python tools/results_table.py docs/results/*.json --into README.md --check   # exit 1 if it would change
     python tools/results_table.py run1.json run2.json run3.json --spread         # how far runs disagree
+    python tools/results_table.py docs/results/gpu_tests*.json --latest          # newest run of each file
 
-With --into, --spread writes a summary to the place called like the first file with ``_spread`` behind.
+With --into, --spread and --latest write to the place called like the first file with ``_spread`` or
+``_latest`` behind.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from tools.benchmark.family_table import FamilyResults
 from tools.benchmark.first_call_table import FIRST_CALLS, HOST_ONLY, FirstCalls, HostCalls
 from tools.benchmark.foreign_table import ForeignResults
 from tools.benchmark.gpcs_table import GPC_TURNS, GpcTurns
-from tools.benchmark.gpu_tests_table import GPU_TESTS, GpuTests
+from tools.benchmark.gpu_tests_table import GPU_TESTS, GpuTests, latest, latest_summary
 from tools.benchmark.markdown import down, launches, line, tuning_words, up, where
 from tools.benchmark.model_table import MODEL, ModelResults
 from tools.benchmark.orders_table import SWEEP_OF_PRODUCTS, Orders
@@ -426,7 +428,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--check", action="store_true", help="with --into: change nothing, exit 1 if it would"
     )
-    parser.add_argument("--spread", action="store_true", help="print how far several runs disagree")
+    several = parser.add_mutually_exclusive_group()
+    several.add_argument("--spread", action="store_true", help="print how far several runs disagree")
+    several.add_argument(
+        "--latest", action="store_true", help="of runs of GPU tests, print each file's newest"
+    )
     args = parser.parse_args(argv)
     return run_command(lambda: _run(args))
 
@@ -437,6 +443,11 @@ def _run(args: argparse.Namespace) -> int:
         print("\n".join(spread(runs)))
         place = f"{args.results[0].stem}_spread"
         return write(args.into, {place: spread_summary(runs)}, check=args.check) if args.into else 0
+    if args.latest:
+        tests = [GpuTests.load(path) for path in args.results]
+        print("\n".join(latest_summary(tests)) if args.into else latest(tests))
+        place = f"{args.results[0].stem}_latest"
+        return write(args.into, {place: latest(tests)}, check=args.check) if args.into else 0
     texts, briefs = {}, {}
     for path in args.results:
         lines, texts[path.stem] = _read(path)
