@@ -10,15 +10,20 @@ from pathlib import Path
 import pytest
 from fake_tuning import SMALL, FakeBench, Rig, quick_search  # noqa: F401
 from test_cli import gpu, tune  # noqa: F401
-from test_tuning import PROBLEM, SHAPE, rivals, trials_of, view
+from test_tuning import ARCH, PROBLEM, SHAPE, rivals, trials_of, view
 
 from cutegen.errors import UsageError
-from cutegen.measure.context import BACK_TO_BACK, CONTEXTS
+from cutegen.families.registry import find_space, parse_problem
+from cutegen.measure.context import BACK_TO_BACK, CONTEXTS, OVERLAPPING
 from cutegen.measure.policy import Policy
+from cutegen.measure.timing import Timing
 from cutegen.records.entry import Entry
 from cutegen.records.table import Table
 from cutegen.records.trials import TrialStore
+from cutegen.search.defaults import default_config
+from cutegen.search.twins import alone, overlapped
 from cutegen.space import Config
+from cutegen.tuning.finalists import choose_winner
 
 
 def overlapping(config: Config) -> str:
@@ -133,6 +138,41 @@ def test_a_winner_behind_another_kernel_does_not_lose_back_to_back(tmp_path: Pat
         [trial] = [t for t in trials_of(tmp_path / near) if t.id == result.winner.trial]
         assert trial.timing is not None
         assert trial.timing.back_to_back_us == float(times[winner].partition("~")[0])
+
+
+@pytest.mark.parametrize(
+    ("line", "context", "wins"),
+    [
+        ("rmsnorm 256x16384 bf16", "behind", False),
+        ("rmsnorm 256x16384 bf16", "alone", False),
+        ("rmsnorm 256x16384 bf16", OVERLAPPING, True),
+        ("gemm 256x512x512 bf16 kk", "behind", True),
+    ],
+)
+def test_overlap_counts_back_to_back_where_defaults_overlap(line: str, context: str, wins: bool) -> None:
+    """Or where launches around do: a kernel that overlaps is 0.7 % behind, and 20 % faster back to back."""
+    problem = parse_problem(line)
+    space = find_space(problem.family, ARCH)
+    default = default_config(space, problem, 132)
+    without = alone(space, problem, default, {})
+    within = overlapped(space, problem, default, {})
+    assert default == (within if problem.family == "gemm" else without) and within != without
+    timings = {without: both(100.0, 100.0), within: both(100.7, 80.0)}
+    choice = choose_winner(space, timings, default=default, context=context)
+    assert choice.config == (within if wins else without)
+
+
+def both(behind_us: float, back_to_back_us: float) -> Timing:
+    return Timing(
+        behind_us,
+        behind_us,
+        behind_us,
+        15,
+        ratio=1.0,
+        back_to_back_us=back_to_back_us,
+        back_to_back_low_us=back_to_back_us,
+        back_to_back_high_us=back_to_back_us,
+    )
 
 
 def test_the_fastest_back_to_back_of_those_screened_become_finalists(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from cutegen.measure.statistics import choose_in_all
 from cutegen.measure.timing import Timing
@@ -10,7 +10,9 @@ from cutegen.measure.timing import Timing
 __all__ = ["choose_fastest"]
 
 
-def choose_fastest(timings: Mapping[str, Timing], preference: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+def choose_fastest(
+    timings: Mapping[str, Timing], preference: Sequence[str], apart: Collection[str] = ()
+) -> tuple[str, tuple[str, ...]]:
     """Return the winner, and all that are statistically tied with the fastest in the rounds that decide.
 
     See :func:`~cutegen.measure.statistics.choose_in_all`, which has the errors.
@@ -18,11 +20,13 @@ def choose_fastest(timings: Mapping[str, Timing], preference: Sequence[str]) -> 
     Args:
         timings: Measured together.
         preference: All names, the one that wins ties first.
+        apart: Those whose times back to back do not count.
     """
+    near = {name: timing.back_to_back for name, timing in timings.items() if name not in apart}
     return choose_in_all(
         {name: timing.paired for name, timing in timings.items()},
         {name: timing.bursts for name, timing in timings.items() if timing.bursts is not None},
-        {name: timing.back_to_back for name, timing in timings.items() if timing.back_to_back is not None},
+        {name: time for name, time in near.items() if time is not None},
         preference,
         [name for name, timing in timings.items() if timing.keeps_up],
     )

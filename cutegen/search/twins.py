@@ -15,6 +15,7 @@ __all__ = [
     "aside_from_overlap",
     "overlapped",
     "overlapping_like",
+    "overlaps_unlike",
     "with_twins",
 ]
 
@@ -103,6 +104,11 @@ def _changed(
 def overlapping_like(config: Config, other: Config) -> Config:
     """Return ``config`` with its launches overlapping as those of ``other`` do."""
     return config.replace(**{knob: other[knob] for knob in WITHOUT if knob in config and knob in other})
+
+
+def overlaps_unlike(config: Config, other: Config) -> bool:
+    """Return whether launches of ``config`` overlap with their neighbours where those of ``other`` do not."""
+    return any(knob in config and config[knob] != off == other.get(knob) for knob, off in WITHOUT.items())
 
 
 def aside_from_overlap(view: Config) -> Config:

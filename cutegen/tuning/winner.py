@@ -40,7 +40,13 @@ def decide(
     timings = {a.config: a.final for a in finalists if a.final is not None}
     objective = request.objective
     choice = choose_winner(
-        space, timings, default=default, incumbent=incumbent, objective=objective, torch=torch
+        space,
+        timings,
+        default=default,
+        incumbent=incumbent,
+        objective=objective,
+        context=request.context,
+        torch=torch,
     )
     rows = [_row(a, default, choice.config, choice.equals) for a in finalists]
     ratio = _ratio(timings.get(default), timings[choice.config], objective)
@@ -142,7 +148,13 @@ def recorded_result(
     torch = next((t.timing for t in reversed(finals) if t.origin == "torch"), None)
     objective = request.objective
     choice = choose_winner(
-        space, timings, default=default, incumbent=entry.config, objective=objective, torch=torch
+        space,
+        timings,
+        default=default,
+        incumbent=entry.config,
+        objective=objective,
+        context=request.context,
+        torch=torch,
     )
     rows = [_recorded_row(request, trial, default, entry.config, choice.equals) for trial in latest.values()]
     ratio = _ratio(timings.get(default), timings[entry.config], objective)
