@@ -45,7 +45,7 @@ from tools.benchmark.family_table import FamilyResults
 from tools.benchmark.first_call_table import FIRST_CALLS, HOST_ONLY, FirstCalls, HostCalls
 from tools.benchmark.foreign_table import ForeignResults
 from tools.benchmark.gpcs_table import GPC_TURNS, GpcTurns
-from tools.benchmark.gpu_tests_table import GPU_TESTS, GpuTests, latest, latest_summary
+from tools.benchmark.gpu_tests_table import GPU_TESTS, GpuTests, latest
 from tools.benchmark.markdown import down, launches, line, tuning_words, up, where
 from tools.benchmark.model_table import MODEL, ModelResults
 from tools.benchmark.orders_table import SWEEP_OF_PRODUCTS, Orders
@@ -444,10 +444,10 @@ def _run(args: argparse.Namespace) -> int:
         place = f"{args.results[0].stem}_spread"
         return write(args.into, {place: spread_summary(runs)}, check=args.check) if args.into else 0
     if args.latest:
-        tests = [GpuTests.load(path) for path in args.results]
-        print("\n".join(latest_summary(tests)) if args.into else latest(tests))
+        lines, text = latest(GpuTests.load(path) for path in args.results)
+        print("\n".join(lines) if args.into else text)
         place = f"{args.results[0].stem}_latest"
-        return write(args.into, {place: latest(tests)}, check=args.check) if args.into else 0
+        return write(args.into, {place: text}, check=args.check) if args.into else 0
     texts, briefs = {}, {}
     for path in args.results:
         lines, texts[path.stem] = _read(path)

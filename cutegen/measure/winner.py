@@ -22,11 +22,14 @@ def choose_fastest(
         preference: All names, the one that wins ties first.
         apart: Those whose times back to back do not count.
     """
-    near = {name: timing.back_to_back for name, timing in timings.items() if name not in apart}
     return choose_in_all(
         {name: timing.paired for name, timing in timings.items()},
         {name: timing.bursts for name, timing in timings.items() if timing.bursts is not None},
-        {name: time for name, time in near.items() if time is not None},
+        {
+            name: t.back_to_back
+            for name, t in timings.items()
+            if t.back_to_back is not None and name not in apart
+        },
         preference,
         [name for name, timing in timings.items() if timing.keeps_up],
     )

@@ -66,7 +66,7 @@ def choose_winner(
     slower when settled: see :func:`~cutegen.measure.statistics.choose_in_all`. What overlap saves back to
     back counts only where the default overlaps, or launches around do: else it is another kernel that comes
     before. On an H200, three of four norms that had won by it were slower than the default behind another
-    kernel, by 0.6 to 6.3 % (docs/results/rmsnorm.json, rmsnorm_quantized.json).
+    kernel, by 0.7 to 6.3 % (docs/results/rmsnorm.json, rmsnorm_quantized.json).
 
     Args:
         space: Of the family's general algorithm.

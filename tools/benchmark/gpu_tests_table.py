@@ -12,7 +12,7 @@ from tools.benchmark.quoted import QuotedFile
 from tools.gpu_test_parts.outcomes import BAD, OUTCOMES, file_of
 from tools.gpu_test_parts.summary import GPU_TESTS
 
-__all__ = ["GPU_TESTS", "GpuTests", "latest", "latest_summary"]
+__all__ = ["GPU_TESTS", "GpuTests", "latest"]
 
 _SHOWN = ("torch", "nvidia-cutlass-dsl")
 
@@ -25,8 +25,7 @@ class GpuTests(QuotedFile):
     def summary(self) -> list[str]:
         """Return the line that says how many tests ended how."""
         outcomes: dict[str, int] = dict(self.facts["outcomes"])
-        counted = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
-        return [f"- {sum(outcomes.values())} tests that need a GPU: {counted}"]
+        return [f"- {sum(outcomes.values())} tests that need a GPU: {_counted(outcomes)}"]
 
     def render(self) -> str:
         """Return the Markdown of the file: how many, where, what failed, and why others were skipped."""
@@ -88,20 +87,17 @@ class _Newest:
         return _Newest(run, counts, bad, self.passed if bad else run)
 
 
-def latest(runs: Iterable[GpuTests]) -> str:
-    """Return the Markdown of a table with a row for each test file: its newest run."""
+def latest(runs: Iterable[GpuTests]) -> tuple[list[str], str]:
+    """Return what the newest runs of all test files come to, and the Markdown of a table of them."""
     found = _newest(runs)
+    summed = _sums(found)
     head = ["tests/gpu/", "passed", "skipped", "else", "commit; day", "all passed before"]
     rows = [line(_cells(file, newest)) for file, newest in sorted(found.items())]
     bad = [_bad_line(test, outcome) for newest in found.values() for test, outcome in newest.bad.items()]
     table = [line(head), line(["---", "---:", "---:", "---", "---", "---"]), *rows]
     machines = dict.fromkeys(newest.run.machine() for newest in found.values())
-    return "\n".join([*_sums(found), *sorted(bad), "", *table, "", *(f"{machine}." for machine in machines)])
-
-
-def latest_summary(runs: Iterable[GpuTests]) -> list[str]:
-    """Return what the table comes to."""
-    return _sums(_newest(runs))
+    lines = [*summed, *sorted(bad), "", *table, "", *(f"{machine}." for machine in machines)]
+    return summed, "\n".join(lines)
 
 
 def _newest(runs: Iterable[GpuTests]) -> dict[str, _Newest]:
@@ -118,8 +114,7 @@ def _sums(found: Mapping[str, _Newest]) -> list[str]:
     outcomes: Counter[str] = Counter()
     for newest in found.values():
         outcomes += newest.counts
-    counted = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
-    return [f"- {outcomes.total()} tests in {len(found)} files, each in its newest run: {counted}"]
+    return [f"- {outcomes.total()} tests in {len(found)} files, each in its newest run: {_counted(outcomes)}"]
 
 
 def _cells(file: str, newest: _Newest) -> Sequence[str]:
@@ -128,6 +123,10 @@ def _cells(file: str, newest: _Newest) -> Sequence[str]:
     before = "" if not newest.bad else newest.passed.at() if newest.passed else "never"
     name = file.removeprefix("tests/gpu/")
     return [f"`{name}`", str(counts["passed"]), str(counts["skipped"] or ""), left, newest.run.at(), before]
+
+
+def _counted(outcomes: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
 
 
 def _bad_line(test: str, outcome: str) -> str:
