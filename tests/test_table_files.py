@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from test_table import CONFIG, HERE, OTHER, SQUARE
 
 from cutegen.errors import StoreError, TableError
 from cutegen.families.gemm.problem import Problem
+from cutegen.records import table as table_module
 from cutegen.records.table import ANY, Entry, Fingerprint, Table
 
 LINE = str(SQUARE)
@@ -199,3 +201,46 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="is not a regular file"):
         Table(replace(HERE, gpu_name=ANY)).save(tmp_path / "pipe")
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+def test_the_first_winner_keeps_what_an_empty_table_says(tmp_path: Path) -> None:
+    """A table without entries may hold a fallback and fields that accept any value."""
+    path = tmp_path / "table.json"
+    Table.update(path, replace(HERE, gpu_name=ANY), fallback="measured")
+    table = Table.update(path, HERE, [Entry(SQUARE, CONFIG, time_us=1.0)])
+    assert table.fallback == "measured" and table.fingerprint.gpu_name == ANY
+    assert Table.load(path).to_json() == table.to_json()
+
+
+def test_stale_tables_of_one_second_are_all_kept(tmp_path: Path) -> None:
+    """Each gets a name of its own, and what holds is returned as it is."""
+    path = tmp_path / "table.json"
+    for name in ("first", "second", "third"):
+        Table(replace(HERE, gpu_name=name), [Entry(SQUARE, CONFIG, time_us=1.0)]).save(path)
+        assert Table.claim(path, HERE) is None and not path.exists()
+    aside = [Table.load(each).fingerprint.gpu_name for each in tmp_path.glob("table.until-*.json")]
+    assert sorted(aside) == ["first", "second", "third"]
+    assert Table.claim(path, HERE) is None
+    Table(HERE).save(path)
+    found = Table.claim(path, HERE)
+    assert found is not None and found.fingerprint == HERE
+
+
+def test_a_table_that_was_begun_anew_meanwhile_is_not_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between judging a table and holding its lock, another process may have begun it anew."""
+    path = tmp_path / "table.json"
+    Table(replace(HERE, gpu_name="other"), [Entry(SQUARE, CONFIG, time_us=1.0)]).save(path)
+    locked = table_module._locked
+
+    @contextmanager
+    def late(name: Path) -> Iterator[None]:
+        Table(HERE, [Entry(SMALL, CONFIG, time_us=2.0)]).save(path)
+        with locked(name):
+            yield
+
+    monkeypatch.setattr(table_module, "_locked", late)
+    table = Table.claim(path, HERE)
+    assert table is not None and list(table.entries) == [SMALL]
+    assert not list(tmp_path.glob("*until*"))

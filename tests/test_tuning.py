@@ -17,6 +17,7 @@ from cutegen.errors import NoWinnerError, ProblemError, TableError
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space, parse_problem
 from cutegen.measure.policy import Policy
+from cutegen.records.entry import Fingerprint
 from cutegen.records.table import Table
 from cutegen.records.trial import Trial
 from cutegen.records.trials import TrialStore
@@ -374,6 +375,21 @@ def test_a_table_from_elsewhere_is_never_overwritten(tmp_path: Path) -> None:
     assert not named.started
     Rig(tmp_path).tuner.tune(*SHAPE)
     assert Table.load(path).fingerprint.gpu_name == "Fake GPU"
+    assert len(list(path.parent.glob("*until*"))) == 1
+
+
+def test_a_table_that_grew_stale_under_a_run_is_set_aside(tmp_path: Path) -> None:
+    """Another program may write the cache's table for other software while this one measures."""
+    rig = Rig(tmp_path)
+    path = rig.tuner.setting.table
+    stale = Table(replace(Fingerprint.of(DEVICE), gpu_name="Other GPU"))
+
+    def late(event: object) -> None:
+        if getattr(event, "stage", "") == "screen":
+            stale.save(path)
+
+    Rig(tmp_path, observe=late).tuner.tune(*SHAPE)
+    assert PROBLEM in Table.load(path).entries
     assert len(list(path.parent.glob("*until*"))) == 1
 
 

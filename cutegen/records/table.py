@@ -7,7 +7,9 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from functools import cached_property
+from itertools import chain, count
 from pathlib import Path
 
 from cutegen.digest import Json, digest
@@ -203,6 +205,42 @@ class Table:
                 return None
             raise
 
+    @classmethod
+    def claim(cls, path: Path | str, fingerprint: Fingerprint) -> Table | None:
+        """Return the table at ``path`` if it holds for ``fingerprint``, or None if there is no file.
+
+        A table that does not hold, or is malformed, is renamed to a dated name beside it. Several processes
+        may do so at once; none sets aside what another began anew.
+
+        Raises:
+            StoreError: The file cannot be read, locked or renamed.
+        """
+        path = real_path(Path(path))
+        table, stale = cls._judge(path, fingerprint)
+        if stale:
+            with _locked(path):
+                table = cls._claim(path, fingerprint)
+        return table
+
+    @classmethod
+    def _claim(cls, path: Path, fingerprint: Fingerprint) -> Table | None:
+        """As :meth:`claim`, with the lock held."""
+        table, stale = cls._judge(path, fingerprint)
+        if stale:
+            _set_aside(path)
+        return table
+
+    @classmethod
+    def _judge(cls, path: Path, fingerprint: Fingerprint) -> tuple[Table | None, bool]:
+        """Return the table at ``path`` if it holds, and whether there is one that does not."""
+        try:
+            table = cls.find(path)
+        except TableError:
+            return None, True
+        if table is None or not table.mismatch(fingerprint):
+            return table, False
+        return None, True
+
     def save(self, path: Path | str) -> None:
         """Write the table to ``path`` in one step: readers see the old file or the new one.
 
@@ -223,18 +261,30 @@ class Table:
         ranges: Iterable[RangeEntry] = (),
         *,
         fallback: str | None = None,
+        anew: bool = False,
     ) -> Table:
         """Add ``entries`` and ``ranges`` to the table at ``path``, begun if missing, and return it.
 
         Several processes may do so at once; none loses what another added.
 
+        Args:
+            path: The file.
+            fingerprint: What the entries were measured on.
+            entries: Winners of single problems.
+            ranges: Answers for many sizes.
+            fallback: What the table's is from now on; None leaves it.
+            anew: Whether a table that is malformed, or for another fingerprint, is set aside as by
+                :meth:`claim`, and a new one begun.
+
         Raises:
-            TableError: The file is malformed or for another fingerprint; it is left as it is.
+            TableError: The file is malformed or for another fingerprint, and not ``anew``; it is left as it
+                is.
             StoreError: It cannot be read or written.
         """
         path = real_path(Path(path))  # writers through a link and without it take the same lock
         with _locked(path):
-            table = cls.find(path) or cls(fingerprint)
+            found = cls._claim(path, fingerprint) if anew else cls.find(path)
+            table = cls(fingerprint) if found is None else found
             table.require(fingerprint)
             table = table.with_entries(entries, ranges, fallback=fallback)
             table.save(path)
@@ -280,6 +330,18 @@ def _latest(ranges: Iterable[RangeEntry]) -> list[RangeEntry]:
 
 def _unreadable(message: str) -> TableError:
     return TableError(f"{message}; repair it or tune again")
+
+
+def _set_aside(path: Path) -> None:
+    """Rename the file ``path`` to a dated name that no file has; its lock is held."""
+    dated = f"{path.stem}.until-{datetime.now(timezone.utc):%Y%m%dT%H%M%S}"
+    names = (f"{dated}{number}{path.suffix}" for number in chain([""], (f"-{n}" for n in count(2))))
+    try:
+        path.rename(next(name for name in map(path.with_name, names) if not name.exists()))
+    except FileNotFoundError:
+        pass  # whoever removed it knows no lock
+    except OSError as error:
+        raise StoreError(f"cannot set aside {path}: {error.strerror or error}") from error
 
 
 @contextmanager

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 
 from cutegen.arch import Arch
 from cutegen.build import Builder, Toolchain
 from cutegen.build.parallelism import require_workers
 from cutegen.build.store import Store
-from cutegen.errors import StoreError, TableError
+from cutegen.errors import TableError
 from cutegen.family import Problem
 from cutegen.measure.contention import Guard, require_busy
 from cutegen.measure.device import Device
@@ -138,53 +137,46 @@ class Setting:
         """
         if self.device is None or self.table is None:
             return None
-        try:
-            table = Table.find(self.table)
-        except TableError:
-            if not self.own_table:
-                raise
-            self._set_aside(self.table)
-            return None
-        if table is None:
-            return None
-        reasons = table.mismatch(Fingerprint.of(self.device))
-        if not reasons:
-            return table
-        if not self.own_table:
+        fingerprint = Fingerprint.of(self.device)
+        if self.own_table:
+            return Table.claim(self.table, fingerprint)
+        table = Table.find(self.table)
+        reasons = () if table is None else table.mismatch(fingerprint)
+        if reasons:
             raise TableError(
                 f"dispatch table {self.table} holds elsewhere: {'; '.join(reasons)}; "
                 "name another file, or put '*' into that field of its _metadata"
             )
-        self._set_aside(self.table)
-        return None
+        return table
 
-    def _set_aside(self, path: Path) -> None:
-        aside = path.with_name(f"{path.stem}.until-{datetime.now(timezone.utc):%Y%m%dT%H%M%S}{path.suffix}")
-        try:
-            path.rename(aside)
-        except OSError as error:
-            raise StoreError(f"cannot set aside {path}: {error.strerror or error}") from error
+    def save(
+        self,
+        *,
+        entries: Sequence[Entry] = (),
+        ranges: Sequence[RangeEntry] = (),
+        fallback: str | None = None,
+    ) -> None:
+        """Write winners, and where PyTorch answers, into the table.
 
-    def save(self, *, entries: Sequence[Entry] = (), ranges: Sequence[RangeEntry] = ()) -> None:
-        """Write winners into the table.
+        The cache's own is set aside as by :meth:`load_table`: GPU or software may have changed since then.
 
         Raises:
-            TableError: The table is malformed, or for another GPU or other software.
+            TableError: The named table is malformed, or for another GPU or other software.
             StoreError: It cannot be written.
         """
         if self.device is not None and self.table is not None:
-            Table.update(self.table, Fingerprint.of(self.device), entries, ranges)
+            fingerprint = Fingerprint.of(self.device)
+            Table.update(self.table, fingerprint, entries, ranges, fallback=fallback, anew=self.own_table)
 
     def save_fallback(self) -> None:
         """Write ``fallback`` into the table, if it was given; raises as :meth:`save`."""
-        if self.fallback is not None and self.device is not None and self.table is not None:
-            self.load_table()  # sets a table for other software aside
-            Table.update(self.table, Fingerprint.of(self.device), fallback=self.fallback)
+        if self.fallback is not None:
+            self.save(fallback=self.fallback)
 
     def entry(self, problem: Problem) -> Entry | None:
         """Return what the table says about exactly ``problem``; raises as :meth:`load_table`."""
         table = self.load_table()
-        return table.entries.get(problem) if table else None
+        return None if table is None else table.entries.get(problem)
 
 
 def _bench() -> Bench:
