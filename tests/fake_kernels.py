@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cutegen.build import Artifact, Failure, Resources, Result, Toolchain, artifact_key, symbol_of
 from cutegen.build.render import Source
 from cutegen.build.store import Store
-from cutegen.errors import BuildError, CutegenError
+from cutegen.errors import BuildError, CutegenError, StoreError
 from cutegen.families.gemm.stand_in import factored_product
 from cutegen.measure.device import Device
 from cutegen.runtime.dispatch import Dispatcher
@@ -115,6 +115,8 @@ class FakeBuilder:
         error = self._gpu.failure(source)
         if isinstance(error, BuildError):
             return Failure("0" * 32, error.outcome, str(error), "")
+        if isinstance(error, StoreError):
+            return Failure("0" * 32, "store", str(error), "", again=True)
         if error is not None:
             raise error
         return self._gpu.compile(source, self._store)

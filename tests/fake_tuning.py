@@ -98,8 +98,9 @@ class FakeCompiler:
 
     def _result(self, source: Source) -> Result:
         key, what = artifact_key(source, TOOLCHAIN), self.behaviour(source.config)
-        if what in ("error", "abort", "build-timeout", "rejected"):
-            return Failure(key, what.removeprefix("build-"), f"it went wrong: {what}", "log")
+        if what in ("error", "abort", "build-timeout", "rejected", "store", "killed"):
+            again = what in ("store", "killed")
+            return Failure(key, what.removeprefix("build-"), f"it went wrong: {what}", "log", again=again)
         with self.store.lock(source.arch, key) as lock:
             self.store.stage(lock)
             self.store.publish(lock, {})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_engine import DEVICE
@@ -10,6 +12,7 @@ from fake_tuning import TOOLCHAIN, Rig, quick_search  # noqa: F401
 from test_tuning import ARCH, DEFAULT, PROBLEM, SHAPE, only, rivals
 
 from cutegen.errors import ConfigError, DeviceError, UsageError
+from cutegen.measure import device as device_module
 from cutegen.measure.device import Device
 from cutegen.tuning import AutoTuner, Setting, autotuner
 
@@ -70,6 +73,33 @@ def test_disabled_autotuning_answers_the_default(tmp_path: Path, monkeypatch: py
     assert result.predicted_us is not None and result.predicted_us > 100
     assert [r.config for r in rig.tuner.tune_all([PROBLEM])] == [DEFAULT]  # type: ignore[union-attr]
     assert not rig.started and not (tmp_path / "trials.db").exists()
+
+
+def test_only_what_a_problem_alone_leads_to_is_remembered(tmp_path: Path) -> None:
+    """A result among given candidates, with fixed knobs or in another context is no answer for others."""
+    tuner = Rig(tmp_path).tuner
+    tuner.tune(*SHAPE, candidates=1)
+    tuner.tune_problem(PROBLEM, fixed={"tile_shape_mn": ((128, 128),)})
+    list(tuner.tune_all([PROBLEM], contexts=["alone"]))
+    assert tuner.get_cached(*SHAPE) is None and tuner.total_tunes == 3
+    [usual] = tuner.tune_all([PROBLEM])
+    assert tuner.tune(*SHAPE) is usual
+
+
+def test_the_gpu_that_was_given_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found by its UUID among those that the process sees; one that is not there is refused."""
+    seen = [replace(DEVICE, uuid="GPU-0"), replace(DEVICE, uuid="GPU-1")]
+    driver = SimpleNamespace(integer=lambda name: len(seen))
+    monkeypatch.setattr(device_module, "_Driver", lambda: driver)
+    monkeypatch.setattr(device_module, "present_device", lambda index: seen[index])
+    made: list[int] = []
+    monkeypatch.setattr("cutegen.measure.Bench", lambda device: made.append(device))
+    for device in reversed(seen):
+        Setting.of(ARCH, device, cache_dir=tmp_path, toolchain=TOOLCHAIN).children().bench  # noqa: B018
+    assert made == [1, 0]
+    gone = Setting.of(ARCH, replace(DEVICE, uuid="GPU-2"), cache_dir=tmp_path, toolchain=TOOLCHAIN)
+    with pytest.raises(DeviceError, match=r"GPU-2.* is no GPU that this process sees"):
+        gone.children().bench  # noqa: B018
 
 
 def test_helpers_live_as_long_as_the_context(tmp_path: Path) -> None:

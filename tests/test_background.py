@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from bundles import publish
-from fake_kernels import H200, FakeGpu
+from fake_kernels import H200, FakeBuilder, FakeGpu
 
 from cutegen.arch import find_arch
 from cutegen.build import Toolchain, artifact_key
@@ -234,7 +234,32 @@ def test_a_full_cache_folder_is_said_once(gpu: FakeGpu, caplog: pytest.LogCaptur
         served = dispatcher.serve(problem)
         assert served.choice is served.awaited is None
     assert len(said(caplog)) == 1 and "No space left on device" in said(caplog)[0]
-    assert all(builder.closed for builder in gpu.builders)
+
+
+def test_a_kernel_that_cannot_be_stored_or_submitted_costs_no_other(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each error is that of its own kernel."""
+    gpu.gate.clear()
+    kernels = gpu.kernels(build="background")
+    fp32 = replace(PROBLEM, out_dtype="fp32")
+    errors = {FUSED.signature: StoreError("cannot write to /cache: Input/output error")}
+    gpu.failure = lambda source: errors.get(source.signature)
+    submit = FakeBuilder.submit
+
+    def refusing(self: FakeBuilder, sources: list[Source]) -> None:
+        if any(source.signature == fp32.signature for source in sources):
+            raise StoreError("cannot read /cache")
+        submit(self, sources)
+
+    monkeypatch.setattr(FakeBuilder, "submit", refusing)
+    for problem in (FUSED, fp32, PROBLEM):
+        kernels.ask(problem, CONFIG, ARCH)
+    opened(gpu, kernels)
+    assert isinstance(kernels.ask(PROBLEM, CONFIG, ARCH), Kernel)
+    for problem, reason in ((FUSED, "Input/output"), (fp32, "cannot read")):
+        found = kernels.ask(problem, CONFIG, ARCH)
+        assert isinstance(found, Compilation) and reason in str(found.error)
 
 
 def test_a_library_that_does_not_load_counts_as_failed(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from cutegen.build import Artifact, Builder, Failure, Resources, Result, Toolcha
 from cutegen.build import builder as builder_module
 from cutegen.build import daemon as daemon_module
 from cutegen.build.child import Job
+from cutegen.build.compilation import Compilation
 from cutegen.build.daemon import NICENESS
 from cutegen.build.render import Source
 from cutegen.build.store import Store, file_digest
@@ -50,8 +53,8 @@ BAD = {
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, dict[str, Result], list[str]]]:
-    """All samples: the store, the results by name, and the store errors. Only what hangs has little time."""
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, dict[str, Result]]]:
+    """All samples: the store, and the results by name. Only what hangs has little time."""
     store = Store(tmp_path_factory.mktemp("cache"))
     names = {"good": GOOD, "too_big": TOO_BIG, **BAD}
     with (
@@ -63,23 +66,19 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, dic
         impatient.submit([BAD["sleep"]])
         builder.submit([*(text for name, text in names.items() if name != "sleep"), GOOD])
         results: list[tuple[Source, Result]] = []
-        errors: list[str] = []
         while builder.pending:
-            try:
-                results += builder.poll()
-            except StoreError as error:
-                errors.append(str(error))
+            results += builder.poll()
         results += impatient.poll()
-    yield store, {name: result for name, text in names.items() for s, result in results if s is text}, errors
+    yield store, {name: result for name, text in names.items() for s, result in results if s is text}
 
 
-def artifact(built: tuple[Store, dict[str, Result], list[str]]) -> Artifact:
+def artifact(built: tuple[Store, dict[str, Result]]) -> Artifact:
     result = built[1]["good"]
     assert isinstance(result, Artifact), result
     return result
 
 
-def failure(built: tuple[Store, dict[str, Result], list[str]], name: str) -> Failure:
+def failure(built: tuple[Store, dict[str, Result]], name: str) -> Failure:
     result = built[1][name]
     assert isinstance(result, Failure)
     return result
@@ -174,10 +173,12 @@ def test_compilation_sees_no_torch_no_gpu_and_no_inherited_switches(built) -> No
 
 
 def test_what_is_not_the_sources_fault_is_not_kept(built) -> None:  # type: ignore[no-untyped-def]
-    store, results, errors = built
-    killed = failure(built, "killed")
-    assert killed.outcome == "abort" and "SIGKILL" in killed.message
-    assert "disk" not in results and errors == ["cannot write the cache folder: No space left on device"]
+    store = built[0]
+    killed, full = failure(built, "killed"), failure(built, "disk")
+    assert killed.outcome == "abort" and "SIGKILL" in killed.message and killed.again
+    assert full.outcome == "store" and full.again and isinstance(full.error(), StoreError)
+    assert full.message == "cannot write the cache folder: No space left on device"
+    assert not failure(built, "abort").again
     kept = set(store.keys("sm_90a"))
     for name in ("killed", "disk"):
         assert artifact_key(BAD[name], Toolchain.current()) not in kept
@@ -187,7 +188,7 @@ def test_what_is_not_the_sources_fault_is_not_kept(built) -> None:  # type: igno
 def test_outcomes_are_kept_and_asked_for_without_a_daemon(  # type: ignore[no-untyped-def]
     built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, results, _ = built
+    store, results = built
     monkeypatch.setattr("cutegen.build.builder.DaemonProcess", lambda _: pytest.fail("a daemon was started"))
     names = {"good": GOOD, "too_big": TOO_BIG, **{n: BAD[n] for n in ("abort", "raise", "sleep", "exit")}}
     with Builder(store, timeout_s=6.0) as builder:
@@ -415,5 +416,73 @@ def test_a_store_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         (root / "v1" / "sm_90a").write_text("in the way")
         os.kill(daemon.pid, signal.SIGCONT)
         with pytest.raises(StoreError, match=r"cannot write to .*cache: .*Not a directory|cannot read"):
-            builder.poll()
+            list(builder.build([]))
         assert builder.pending == 0
+
+
+def test_a_program_with_many_open_files_can_compile(tmp_path: Path) -> None:
+    """Descriptors from 1024 on, as a server has them, are those of the daemon here."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip(f"this system allows {hard} open files")
+    code = (
+        "import os, resource, sys; from pathlib import Path; from cutegen.build import Builder; "
+        "from cutegen.build.store import Store; from samples import source; "
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, (2048, {hard})); "
+        "held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]; "
+        "builder = Builder(Store(Path(sys.argv[1])), workers=1); "
+        "[(_, result)] = builder.build([source('raise ValueError(1)\\n')]); builder.close(); "
+        "print(result.message)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "cache")],
+        cwd=TESTS,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.stdout.startswith("ValueError: 1"), run.stderr
+
+
+def _daemon(tmp_path: Path) -> tuple[daemon_module.Daemon, int]:
+    """A daemon that nobody serves, and where its messages are read."""
+    store, (inbox, _), (outbox, words) = Store(tmp_path / "cache"), os.pipe(), os.pipe()[::-1]
+    linker: Any = None
+    return daemon_module.Daemon(store, linker, {}, 1, 9.0, inbox, outbox), words
+
+
+def _duplicate(daemon: daemon_module.Daemon, key: str) -> Compilation:
+    """A job whose child has ended, and whose kernel is to be that of another job."""
+    store = daemon._store
+    job = Job(key, "sm_90a", f"cutegen_{key[:12]}", "", {})
+    lock = store.try_lock(job.arch, key)
+    assert lock is not None
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    report, orders = os.pipe()
+    run = Compilation(job, lock, store.stage(lock), ended.pid, report, orders, time.monotonic())
+    run.trace, run.is_duplicate, run.ended = "c" * 32, True, True
+    return run
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_duplicate_is_answered_once(tmp_path: Path, lost: bool) -> None:
+    """Its kernel may be ready before its own child has ended; a copy that fails is its error alone."""
+    daemon, words = _daemon(tmp_path)
+    store, first, second = daemon._store, "a" * 32, "b" * 32
+    with store.lock("sm_90a", first) as lock:
+        folder = store.stage(lock)
+        for name in ("kernel.o", "kernel.so"):
+            (folder / name).write_text(name)
+        store.publish(lock, {"outcome": "ok", "message": "", "symbol": "s", "resources": {}})
+    store.note_trace("sm_90a", "c" * 32, first)
+    run = _duplicate(daemon, second)
+    if lost:
+        (run.folder / "kernel.o").mkdir()  # in the way of the copy
+    daemon._answer_duplicate(run, None)
+    daemon._conclude(run, 0)
+    told = [json.loads(line) for line in os.read(words, 1 << 16).splitlines()]
+    assert [(each["key"], each["status"]) for each in told] == [(second, "store" if lost else "stored")]
+    daemon._kill_all()
+    assert (store.find("sm_90a", second) is None) == lost

@@ -92,6 +92,38 @@ def test_what_is_ready_does_not_wait_for_the_compiler(gpu: FakeGpu) -> None:
     assert len(gpu.compiled) == 2 and kernels.configs(ARCH, fused.signature)
 
 
+def test_a_kernel_is_compiled_while_others_are_loaded(gpu: FakeGpu) -> None:
+    """A compilation that is waited for holds up those alone who want the same kernel; it is compiled once."""
+    compiling, go_on = threading.Event(), threading.Event()
+
+    def compile_slowly(source: Source, store: Store) -> Artifact:
+        if source.signature.epilogue.activation:
+            compiling.set()
+            assert go_on.wait(ENOUGH_S)
+        return gpu.compile(source, store)
+
+    kernels = gpu.kernels(compile=compile_slowly)
+    fused = replace(PROBLEM, epilogue=Epilogue(activation="relu"))
+    found: list[object] = []
+    wanted = [fused, fused, PROBLEM]
+    threads = [
+        threading.Thread(target=lambda p=p: found.append(kernels.get(p, CONFIG, ARCH))) for p in wanted
+    ]
+    for thread in threads[:2]:
+        thread.start()
+    try:
+        assert compiling.wait(ENOUGH_S)
+        threads[2].start()
+        threads[2].join(ENOUGH_S)
+        assert len(found) == 1 and not go_on.is_set()
+    finally:
+        go_on.set()
+    for thread in threads[:2]:
+        thread.join(ENOUGH_S)
+    assert len(found) == 3 and found[1] is found[2] is not found[0]
+    assert len(gpu.compiled) == len(gpu.loaded) == 2
+
+
 def test_recorded_failures_are_told_and_not_repeated(gpu: FakeGpu) -> None:
     """What did not compile once is not compiled again; the reason is that of the first time."""
     publish(gpu.store, render(PROBLEM, CONFIG, ARCH), outcome="abort", message="the compiler died")

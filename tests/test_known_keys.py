@@ -10,7 +10,7 @@ import pytest
 from bundles import publish
 from fake_kernels import H200, FakeGpu
 
-from cutegen.arch import find_arch
+from cutegen.arch import Calibration, find_arch, with_calibration
 from cutegen.build import Builder, Toolchain, artifact_key, symbol_of
 from cutegen.build import render as module
 from cutegen.build.render import recipe_of, render
@@ -118,6 +118,13 @@ def test_what_a_space_derives_is_part_of_the_recipe(gpu: FakeGpu, monkeypatch: p
     fewer = replace(SPACE, derive=lambda *a: {**SPACE.derive(*a), "stages": 3})
     monkeypatch.setattr(module, "space_of", lambda *arguments: fewer)
     assert render(PROBLEM, CONFIG, ARCH).recipe == recipe_of(PROBLEM, CONFIG, ARCH) != old.recipe
+
+
+def test_where_a_calibration_is_stored_is_no_part_of_the_recipe(tmp_path: Path) -> None:
+    """Kernels are compiled before and after calibrating, and carried to other machines."""
+    here = Calibration(str(tmp_path / "calibration.json"), "0" * 16)
+    kernel = CONFIG.source, CONFIG.algorithm
+    assert module._base("gemm", with_calibration(ARCH, here), *kernel) == module._base("gemm", ARCH, *kernel)
 
 
 def test_how_templates_are_filled_is_part_of_the_recipe(

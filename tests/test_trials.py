@@ -343,6 +343,25 @@ def test_a_full_disk_is_named(store: TrialStore) -> None:
     assert [t.id for t in store.find()] == ["first"]
 
 
+_BEGIN_ON_A_FULL_DISK = """
+import resource, sys
+from cutegen.errors import StoreError
+from cutegen.records.trials import TrialStore
+resource.setrlimit(resource.RLIMIT_FSIZE, (2048, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+try:
+    TrialStore(sys.argv[1])
+except StoreError as error:
+    print(error)
+"""
+
+
+def test_a_disk_that_is_full_from_the_start_is_no_damage(tmp_path: Path) -> None:
+    """SQLite has ended the transaction then; the message is about what ended it."""
+    command = [sys.executable, "-c", _BEGIN_ON_A_FULL_DISK, str(tmp_path / "trials.db")]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+    assert "trials.db" in said and "I/O" in said and "transaction" not in said
+
+
 def test_ids_and_times_order_trials(store: TrialStore) -> None:
     """Each trial gets its own id and a UTC time, and the order of adding is kept."""
     trials = [Trial(PROBLEM, "invalid") for _ in range(5)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ from fake_tuning import REFERENCE_US, SMALL, TOOLCHAIN, Rig, quick_search, remem
 from patient_bench import PatientBench
 
 from cutegen.arch import find_arch
-from cutegen.errors import NoWinnerError, ProblemError, TableError
+from cutegen.errors import NoWinnerError, ProblemError, StoreError, TableError
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space, parse_problem
 from cutegen.measure.policy import Policy
@@ -25,6 +26,7 @@ from cutegen.search.defaults import default_config
 from cutegen.search.strategies import likely
 from cutegen.space import Config
 from cutegen.tuning import Failed, Request, TuneResult, Tuning
+from cutegen.tuning.candidate_runner import CandidateRunner
 from cutegen.tuning.progress import Progress
 from cutegen.tuning.session import Session
 
@@ -361,6 +363,48 @@ def test_without_a_gpu_no_compiling_candidate_is_no_winner(tmp_path: Path) -> No
     """If nothing compiles there is nothing to predict."""
     with pytest.raises(NoWinnerError, match="build_failed"):
         Rig(tmp_path, lambda c: "error", device=None, arch="sm_90a").tuner.tune(*SHAPE)
+
+
+def test_what_had_no_memory_to_compile_is_tried_again(tmp_path: Path) -> None:
+    """Another run compiles it; what the compiler refused stays refused."""
+    killed, refused = map(view, rivals(2))
+    acts = {killed: "killed", refused: "error"}
+    first = Rig(tmp_path, lambda c: acts.get(c, steady(c)))
+    assert first.tuner.tune(*SHAPE).outcomes["build_interrupted"]
+    second = Rig(tmp_path, seed=1)
+    second.tuner.tune(*SHAPE)
+    assert {view(source.config) for source in second.compiler.compiled} >= {killed}
+    assert refused not in {view(source.config) for source in second.compiler.compiled}
+
+
+def test_a_tuner_goes_on_after_the_disk_was_full(tmp_path: Path) -> None:
+    """The run ends in the error; the next one asks for that kernel again, and for no other twice."""
+    full = {view(rivals(1)[0])}
+    rig = Rig(tmp_path, lambda c: "store" if c in full else steady(c))
+    with rig.tuner as tuner:
+        with pytest.raises(StoreError, match="it went wrong: store"):
+            tuner.tune(*SHAPE)
+        full.clear()
+        assert tuner.tune(*SHAPE).measured
+    made = [source.digest for source in rig.compiler.compiled]
+    assert sorted(Counter(made).values())[-2:] == [1, 2]
+
+
+def test_fetching_kernels_does_not_wait_for_the_incumbent(tmp_path: Path) -> None:
+    """Where the order of configs matters, the incumbent goes first; without time it is never compiled."""
+    incumbent, other = rivals(2)
+    rig = Rig(tmp_path)
+    setting = rig.tuner.setting
+    with TrialStore(setting.db) as trials, setting.children() as children:
+        session = Session(setting, children, trials)
+        request = rig.tuner.request(PROBLEM)
+        ledger = session.ledger(request, "run")
+        runner = CandidateRunner(request, session, ledger, default=DEFAULT, incumbent=incumbent)
+        runner._strict = True
+        fetched = runner.admit([DEFAULT, other])
+        runner.attempts[incumbent] = replace(fetched[1], config=incumbent)  # never submitted
+        runner.fetch(fetched)
+        assert all(attempt.artifact is not None for attempt in fetched)
 
 
 def test_a_table_from_elsewhere_is_never_overwritten(tmp_path: Path) -> None:

@@ -99,11 +99,13 @@ class Failure:
 
     Attributes:
         key: Its name in the store.
-        outcome: ``error`` (the compiler refused), ``abort`` (it died), ``timeout``, or ``rejected``
-            (compiled, but no GPU of that architecture could launch it).
+        outcome: ``error`` (the compiler refused), ``abort`` (it died), ``timeout``, ``rejected``
+            (compiled, but no GPU of that architecture could launch it), or ``store`` (the store could not be
+            written).
         message: The reason on one line.
         log: All that the compiler said, without colour codes.
         limit_s: Seconds that it was given.
+        again: Whether the source is not to blame, so that another try may succeed: memory or disk was full.
     """
 
     key: str
@@ -111,13 +113,16 @@ class Failure:
     message: str
     log: str
     limit_s: float = 0.0
+    again: bool = False
 
     def stands(self, limit_s: float) -> bool:
         """Return whether a limit of ``limit_s`` seconds would change nothing: a time-out may need more."""
         return self.outcome != "timeout" or self.limit_s >= limit_s
 
-    def error(self) -> BuildError:
+    def error(self) -> BuildError | StoreError:
         """Return the exception that says the same."""
+        if self.outcome == "store":
+            return StoreError(self.message)
         return BuildError(f"build of {self.key} failed: {self.message}", outcome=self.outcome, log=self.log)
 
 

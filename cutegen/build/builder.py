@@ -105,17 +105,18 @@ class Builder(Closing):
                 self._ready.append((source, result))
                 continue
             self._require_compiler()
-            self._waiting[key] = [source]
             self._send(key, source, urgent=urgent)
+            self._waiting[key] = [source]
 
     def poll(self, timeout_s: float | None = None) -> list[tuple[Source, Result]]:
         """Return what is finished; wait up to ``timeout_s`` seconds (None: without limit) for something.
 
-        The list is empty when time ran out or nothing is pending.
+        The list is empty when time ran out or nothing is pending. A source whose result could not be written
+        ends in a failure with the outcome ``store``.
 
         Raises:
             BuildError: The daemon cannot run; the message holds its last words.
-            StoreError: A result could not be written; the other sources remain pending.
+            StoreError: The store cannot be read.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self._waiting:
@@ -132,11 +133,14 @@ class Builder(Closing):
 
         Raises:
             BuildError: As :meth:`submit` and :meth:`poll`.
-            StoreError: As :meth:`submit` and :meth:`poll`.
+            StoreError: As :meth:`submit` and :meth:`poll`, or a result could not be written.
         """
         self.submit(sources)
         while self.pending:
-            yield from self.poll()
+            for source, result in self.poll():
+                if isinstance(result, Failure) and result.outcome == "store":
+                    raise result.error()
+                yield source, result
 
     def close(self) -> None:
         """End the daemon and everything it runs; what is pending is forgotten."""
@@ -192,40 +196,37 @@ class Builder(Closing):
         if not self._daemons:
             raise BuildError("the builder is closed")
         daemons = dict(self._daemons)
-        ready, _, _ = select.select([daemon.output for daemon in daemons.values()], [], [], timeout_s)
-        problems = []
+        waiting = select.poll()  # select() refuses descriptors from 1024 on
+        for daemon in daemons.values():
+            waiting.register(daemon.output, select.POLLIN)
+        ready = {
+            descriptor for descriptor, _ in waiting.poll(None if timeout_s is None else timeout_s * 1000)
+        }
         for torch, daemon in daemons.items():
-            if daemon.output in ready:
+            if daemon.output.fileno() in ready:
                 messages = daemon.receive()
                 if messages is None:
                     self._daemon_died(torch)
-                    continue
-                problems += [problem for message in messages if (problem := self._take(message))]
-        if problems:
-            raise StoreError(problems[0])
+                for message in messages or ():
+                    self._take(message)
         return bool(ready)
 
-    def _take(self, message: dict[str, Json]) -> str:
-        """Process one message; return an error of the store, empty if there is none."""
-        status = message["status"]
-        if status == "ready":
-            return ""
+    def _take(self, message: dict[str, Json]) -> None:
+        """Process one message: a result is ready."""
+        if message["status"] == "ready":
+            return
         key = str(message["key"])
-        sources = self._waiting.pop(key, [])
-        if status == "store":
-            return str(message["message"])
-        for source in sources:
-            result: Result | None
-            if status == "failed":
-                result = Failure(
-                    key, str(message["outcome"]), str(message["message"]), str(message.get("log", ""))
-                )
-            else:
-                result = self.find(source)
-            if result is None:
-                return f"the entry of {key} vanished from {self.store.root} right after it was written"
-            self._ready.append((source, result))
-        return ""
+        for source in self._waiting.pop(key, []):
+            self._ready.append((source, self._result_of(message, key, source)))
+
+    def _result_of(self, message: dict[str, Json], key: str, source: Source) -> Result:
+        if message["status"] == "store":
+            return Failure(key, "store", str(message["message"]), "", again=True)
+        if message["status"] == "failed":  # and nothing is in the store
+            words = str(message["message"]), str(message.get("log", ""))
+            return Failure(key, str(message["outcome"]), *words, again=True)
+        gone = f"the entry of {key} vanished from {self.store.root} right after it was written"
+        return self.find(source) or Failure(key, "store", gone, "", again=True)
 
     def _daemon_died(self, torch: bool) -> None:
         daemon = self._daemons.pop(torch)

@@ -43,6 +43,7 @@ class Compilation:
         trace: Names the kernel that was traced, if the source opens modules of users.
         facts: What the user's code was told about the hardware.
         is_duplicate: Whether another job compiles that kernel, or has compiled it.
+        settled: Whether its job was answered, or is to begin anew, although the child may still run.
     """
 
     job: Job
@@ -58,6 +59,7 @@ class Compilation:
     trace: str = ""
     facts: dict[str, Json] = field(default_factory=dict)
     is_duplicate: bool = False
+    settled: bool = False
 
     def kill(self) -> None:
         """Kill the child and everything that it started."""

@@ -262,6 +262,8 @@ class Daemon:
 
     def _conclude(self, run: Compilation, status: int) -> None:
         run.kill()  # anything the child started
+        if run.settled:  # the kernel was ready before this child had ended
+            return
         if run.is_duplicate and os.WIFEXITED(status):
             if not any(run in waiting for waiting in self._waiting_for.values()):
                 self._answer_duplicate(run, None)
@@ -286,10 +288,14 @@ class Daemon:
         entry = self._entry_of_trace(run)
         answer: dict[str, Json]
         if entry is not None:
-            answer = run.copy_from(entry)
+            try:
+                answer = run.copy_from(entry)
+            except StoreError as error:
+                answer = {"outcome": "store", "message": str(error)}
         elif failed is not None and failed["outcome"] != "ok":
             answer = dict(failed)
         else:  # the entry was removed meanwhile
+            run.settled = True
             self._store.unstage(run.lock)
             run.lock.release()
             self._jobs.append(run.job)
@@ -297,6 +303,7 @@ class Daemon:
         self._tell_answer(run, answer, "")
 
     def _tell_answer(self, run: Compilation, answer: dict[str, Json], log: str) -> None:
+        run.settled = True
         try:
             self._store_answer(run, answer, log)
         except StoreError as error:
@@ -345,7 +352,7 @@ class Daemon:
         for run in self._running.values():
             os.waitpid(run.pid, 0)
         waiting = [run for runs in self._waiting_for.values() for run in runs]
-        for run in {id(run): run for run in (*self._running.values(), *waiting)}.values():
+        for run in {id(run): run for run in (*self._running.values(), *waiting) if not run.settled}.values():
             self._store.unstage(run.lock)
             run.lock.release()
         self._running.clear()

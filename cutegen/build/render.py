@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,7 +121,8 @@ def _base(family: str, arch: Arch, source: str, algorithm: str) -> str:
     template = find_template(family, arch, source, algorithm)
     texts = {name: digest(text) for name, text in _texts(template).items()}
     own = digest(Path(__file__).read_bytes())  # how templates are filled and tidied
-    return digest([own, template.name, asdict(arch), texts])
+    # Where its calibration is stored changes no kernel, and another machine has it elsewhere.
+    return digest([own, template.name, asdict(replace(arch, calibration=None)), texts])
 
 
 def _tidy(text: str) -> str:

@@ -13,7 +13,7 @@ from cutegen.digest import Json, digest
 from cutegen.errors import DeviceError
 from cutegen.measure.nvml import NvmlHandle
 
-__all__ = ["Device", "or_else", "present_device"]
+__all__ = ["Device", "index_of", "or_else", "present_device"]
 
 # CUdevice_attribute values. Source: CUDA driver API, enumeration CUdevice_attribute.
 _SM_COUNT, _L2_BYTES, _MAJOR, _MINOR = 16, 38, 75, 76
@@ -140,6 +140,20 @@ def present_device(index: int = 0) -> Device:
         driver_version=driver_version,
         cuda_driver_version=f"{version // 1000}.{version % 1000 // 10}",
         uuid=uuid,
+    )
+
+
+def index_of(device: Device) -> int:
+    """Return the index of ``device`` as CUDA counts them in this process.
+
+    Raises:
+        DeviceError: This process does not see it, or there is no driver.
+    """
+    for index in range(_Driver().integer("cuDeviceGetCount")):
+        if present_device(index).uuid == device.uuid:
+            return index
+    raise DeviceError(
+        f"{device.name} ({device.uuid}) is no GPU that this process sees; CUDA_VISIBLE_DEVICES may hide it"
     )
 
 

@@ -23,8 +23,18 @@ from cutegen.text import shown
 
 __all__ = ["ORIGINS", "OUTCOMES", "Key", "Trial"]
 
-#: How a trial can end. ``pruned`` was valid and correct but too slow to be measured to the end.
-OUTCOMES = ("ok", "invalid", "build_failed", "launch_failed", "wrong_result", "timeout", "pruned")
+#: How a trial can end. ``build_interrupted``: the compiler had no memory, so another run tries again.
+#: ``pruned`` was valid and correct but too slow to be measured to the end.
+OUTCOMES = (
+    "ok",
+    "invalid",
+    "build_failed",
+    "build_interrupted",
+    "launch_failed",
+    "wrong_result",
+    "timeout",
+    "pruned",
+)
 #: Whose kernel it was.
 ORIGINS = (*SOURCES, "torch")
 

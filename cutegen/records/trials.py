@@ -165,7 +165,8 @@ class TrialStore(Closing):
                     db.execute(statement)
             db.execute("COMMIT")
         except sqlite3.Error:
-            db.execute("ROLLBACK")
+            if db.in_transaction:  # a full disk has ended it already
+                db.execute("ROLLBACK")
             raise
 
     def close(self) -> None:

@@ -163,8 +163,12 @@ class BackgroundCompiler:
         try:
             with self._builder() as builder:
                 while (new := self._next(busy=bool(running))) is not None:
-                    running.update((id(job.source), job) for job in new)
-                    builder.submit([job.source for job in new])
+                    for job in new:
+                        running[id(job.source)] = job
+                        try:
+                            builder.submit([job.source])
+                        except CutegenError as refused:  # the others go on
+                            running.pop(id(job.source)).end(refused)
                     for source, result in builder.poll(POLL_S):
                         running[id(source)].end(result)
                         del running[id(source)]  # behind it: what ends in an unexpected error has failed

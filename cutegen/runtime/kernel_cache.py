@@ -221,6 +221,8 @@ class Kernels:
         self._ready: dict[_View, Kernel] = {}
         self._refused: set[str] = set()
         self._lock = RenewedLock()
+        #: Held while a thread waits for the compiler, one for each kernel.
+        self._making: dict[_View, RenewedLock] = {}
         #: Kernels that are being compiled in the background, and those that could not be.
         self._compilations: dict[_View, Compilation] = {}
         self._said: set[str] = set()
@@ -368,6 +370,28 @@ class Kernels:
     def _made_ready(self, request: _Request, view: _View) -> Kernel | Compilation:
         """Load or compile a kernel; or return what is awaited, or why there is none."""
         with self._lock:
+            found = self._found(request, view)
+            if not isinstance(found, Source):
+                return self._open(found, request.problem, view) if isinstance(found, Artifact) else found
+            if not request.wait:
+                return self._begin(found, request.problem, view)
+            making = self._making.setdefault(view, RenewedLock())
+        with making:  # whoever wants another kernel goes on meanwhile
+            return self._made_now(request, view)
+
+    def _made_now(self, request: _Request, view: _View) -> Kernel | Compilation:
+        """Compile and load a kernel, unless another thread has done so by now."""
+        with self._lock:
+            found = self._found(request, view)
+        if isinstance(found, Source):
+            found = self._make(found, request.problem)
+            self.tally.compiled()
+        with self._lock:
+            return self._open(found, request.problem, view) if isinstance(found, Artifact) else found
+
+    def _found(self, request: _Request, view: _View) -> Kernel | Compilation | Artifact | Source:
+        """Return a kernel, or what it is to be made of; or what is awaited. The lock is held."""
+        with self._lock:
             if (ready := self._ready.get(view)) is not None:  # by now
                 return ready
             if self.on_miss:
@@ -383,21 +407,14 @@ class Kernels:
                     raise
                 self._tell(request.problem, request.config, error)
                 return self._compilations.setdefault(view, Compilation(error))
-            if isinstance(found, Kernel):
-                return found
-            if request.capturing:
+            if request.capturing and not isinstance(found, Kernel):
                 raise not_in_capture(request.problem)
-            if isinstance(found, Source) and not request.wait:
-                return self._begin(found, request.problem, view)
-            return self._open(found, request.problem, view)
+            return found
 
-    def _open(self, found: Artifact | Source, problem: Problem, view: _View) -> Kernel:
-        """Load a kernel, compiled now if need be."""
-        if isinstance(found, Source):
-            found = self._make(found, problem)
-            self.tally.compiled()
+    def _open(self, artifact: Artifact, problem: Problem, view: _View) -> Kernel:
+        """Load a kernel."""
         try:
-            kernel = self._loaded_from(found)
+            kernel = self._loaded_from(artifact)
         except LaunchError as error:
             self._tell(problem, view[2], error)
             self._broken[view] = Compilation(error)

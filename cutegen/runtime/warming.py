@@ -99,6 +99,8 @@ def compile_wanted(
         while sources and state.left_s != 0.0:
             for source, result in builder.poll(None if budget_s is None else min(_POLL_S, state.left_s or 0)):
                 each = sources.pop(source)
+                if isinstance(result, Failure) and result.outcome == "store":
+                    raise result.error()  # nor could the others be written
                 if isinstance(result, Failure):
                     state = replace(state, failed=(*state.failed, (each, result.message)))
                 else:

@@ -77,7 +77,8 @@ class AutoTuner:
             ``torch``, ``expected``, ``measured`` or ``none``; None leaves what the table says.
         observe: Called with the progress.
         toolchain: Whose artifacts to use, such as an imported bundle's; the installed one by default.
-        device: The GPU to measure on, instead of asking the driver.
+        device: The GPU to measure on, as :func:`~cutegen.measure.present_device` describes it; by default the
+            first that this process sees.
         backends: What to use instead of the usual builder, measuring child and so on; for tests.
 
     Raises:
@@ -219,7 +220,7 @@ class AutoTuner:
             layout: The axis along which A is contiguous, then that of B: ``kk``, ``kn``, ``mn`` or ``mk``.
             epilogue: What is fused behind the GEMM.
             candidates: How many kernels to compile, or the configs to try. If given, a result that this
-                object remembers is not used.
+                object remembers is not used, and what is found is not remembered.
             objective: What finalists are chosen by: ``time``, ``energy`` or ``edp``; by default the object's.
 
         Raises:
@@ -354,13 +355,20 @@ class AutoTuner:
         try:
             with TrialStore(self.setting.db) as trials:
                 session = Session(self.setting, children, trials, self._observe, self._again)
-                for result in Tuning(session).run_all(requests, budget_s, stakes):
+                results = Tuning(session).run_all(requests, budget_s, stakes)
+                for request, result in zip(requests, results, strict=True):
                     if isinstance(result, TuneResult):
-                        self._results.add(result)
+                        self._results.add(result, again=self._is_usual(request))
                     yield result
         finally:
             if children is not self._children:
                 children.close()
+
+    def _is_usual(self, request: Request | RangeRequest) -> bool:
+        """Whether a problem alone leads to this request: no candidates, knobs or context were given."""
+        return isinstance(request, Request) and request == self.request(
+            request.problem, budget_s=request.budget_s, objective=request.objective
+        )
 
     def request(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cutegen.build import Result
+from cutegen.build import Failure, Result
 from cutegen.build.render import Source
 from cutegen.errors import DeviceError
 from cutegen.family import Problem
@@ -100,7 +100,8 @@ class Children(Closing):
         self._bench: Bench | None = None
         self._guarded = GuardedBench(lambda: self.bench, make_guard, clock=clock)
         self._results: dict[str, Result] = {}
-        self._asked: set[str] = set()
+        #: Submitted sources without a result.
+        self._pending: set[str] = set()
 
     @property
     def measures(self) -> bool:
@@ -147,17 +148,26 @@ class Children(Closing):
 
     def submit(self, sources: Iterable[Source], *, urgent: bool = False) -> None:
         """Submit ``sources`` to the compiler, each once; ``urgent`` ones go before all that wait."""
-        new = {source.digest: source for source in sources if source.digest not in self._asked}
-        self._asked.update(new)
+        known = self._results.keys() | self._pending
+        new = {source.digest: source for source in sources if source.digest not in known}
         if new:
             self.compiler.submit(new.values(), urgent=urgent)
+            self._pending.update(new)  # what the compiler did not take may be submitted again
 
     def poll(self, timeout_s: float) -> bool:
-        """Take in finished artifacts, waiting up to ``timeout_s`` seconds; whether there were any."""
-        if len(self._results) == len(self._asked):
+        """Take in finished artifacts, waiting up to ``timeout_s`` seconds; whether there were any.
+
+        Raises:
+            StoreError: One could not be written. It may be submitted again; the others remain pending.
+        """
+        if not self._pending:
             return False
-        finished = self.compiler.poll(timeout_s)
-        self._results.update((source.digest, result) for source, result in finished)
+        finished = {source.digest: result for source, result in self.compiler.poll(timeout_s)}
+        self._pending -= finished.keys()
+        unwritten = {d: r for d, r in finished.items() if isinstance(r, Failure) and r.outcome == "store"}
+        self._results.update((d, r) for d, r in finished.items() if d not in unwritten)
+        for failure in unwritten.values():
+            raise failure.error()
         return bool(finished)
 
     def close(self) -> None:
@@ -171,5 +181,5 @@ class Children(Closing):
         finally:
             if compiler is not None:
                 compiler.close()
-            self._asked.clear()
+            self._pending.clear()
             self._results.clear()

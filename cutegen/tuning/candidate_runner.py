@@ -147,7 +147,7 @@ class CandidateRunner:
         while (waiting or built or checked) and not self.late(checked):
             idle = not built and len(checked) < chunk and waiting
             self._children.poll(_POLL_S if idle else 0.0)
-            waiting = self._sort_out(waiting, built)
+            waiting = self._sort_out(waiting, built, in_order=self._strict)
             if built:
                 self._check(built.popleft(), checked)
             elif checked and (not waiting or len(checked) >= chunk):
@@ -159,16 +159,21 @@ class CandidateRunner:
             self._screen([*beside, *checked[:chunk]])
             self.add_time(self.stage)
 
-    def _sort_out(self, waiting: Sequence[Attempt], built: deque[Attempt]) -> list[Attempt]:
+    def _sort_out(
+        self, waiting: Sequence[Attempt], built: deque[Attempt], *, in_order: bool
+    ) -> list[Attempt]:
         """Move compiled attempts to ``built``, record failures, and return those still being compiled.
 
-        Where different configs may turn out to be one kernel, only the first of them is measured, so the
-        default and the incumbent go first.
+        Args:
+            waiting: Attempts without an outcome.
+            built: Grows by those that are compiled.
+            in_order: Whether the default and the incumbent go first: where different configs may turn out to
+                be one kernel, only the first of them is measured.
         """
         still = []
         for attempt in waiting:
             result = self._children.result(attempt.source)
-            if result is None or (self._strict and self._comes_later(attempt)):
+            if result is None or (in_order and self._comes_later(attempt)):
                 still.append(attempt)
             elif isinstance(result, Artifact):
                 attempt.built(result)
@@ -179,7 +184,8 @@ class CandidateRunner:
                 else:
                     built.append(attempt)
             else:
-                self._fail(attempt, "build_failed", f"{result.outcome}: {result.message}")
+                outcome = "build_interrupted" if result.again else "build_failed"
+                self._fail(attempt, outcome, f"{result.outcome}: {result.message}")
         return still
 
     def _comes_later(self, attempt: Attempt) -> bool:
@@ -292,10 +298,11 @@ class CandidateRunner:
         """Get the artifacts of attempts whose timings came from records."""
         self._children.submit(attempt.source for attempt in attempts)
         built: deque[Attempt] = deque()
-        waiting = self._sort_out(attempts, built)
+        # Their timings decide, whatever else is one kernel with them; the incumbent may never be compiled.
+        waiting = self._sort_out(attempts, built, in_order=False)
         while waiting:
             self._children.poll(_POLL_S)
-            waiting = self._sort_out(waiting, built)
+            waiting = self._sort_out(waiting, built, in_order=False)
 
     # -- what is known
 

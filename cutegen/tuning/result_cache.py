@@ -43,10 +43,11 @@ class ResultCache:
         self._hits = 0
         self._lookups = 0
 
-    def add(self, result: TuneResult) -> None:
-        """Remember ``result`` as the newest."""
-        self._results.pop((result.problem, result.objective), None)
-        self._results[result.problem, result.objective] = result
+    def add(self, result: TuneResult, *, again: bool = True) -> None:
+        """Note that ``result`` was found; remember it as the newest if it is what to answer ``again``."""
+        if again:
+            self._results.pop((result.problem, result.objective), None)
+            self._results[result.problem, result.objective] = result
         self._history.append(
             HistoryEntry(
                 problem=result.problem,

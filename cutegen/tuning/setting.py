@@ -13,7 +13,7 @@ from cutegen.build.store import Store
 from cutegen.errors import TableError
 from cutegen.family import Problem
 from cutegen.measure.contention import Guard, require_busy
-from cutegen.measure.device import Device
+from cutegen.measure.device import Device, index_of
 from cutegen.measure.watch import NvmlWatch
 from cutegen.operator_api import Offers, find_offers
 from cutegen.records.calibrations import calibrated_arch
@@ -119,7 +119,7 @@ class Setting:
         if device is None:
             return Children(compiler)
         watch = given.watch or (lambda: NvmlWatch(device.uuid))
-        return Children(compiler, given.bench or _bench, lambda: Guard(watch(), self.busy))
+        return Children(compiler, given.bench or (lambda: _bench(device)), lambda: Guard(watch(), self.busy))
 
     def offers(self, problem: Problem) -> Offers:
         """Return which kernels of NVIDIA's Operator API are candidates for ``problem``, and which are not."""
@@ -179,7 +179,7 @@ class Setting:
         return None if table is None else table.entries.get(problem)
 
 
-def _bench() -> Bench:
+def _bench(device: Device) -> Bench:
     from cutegen.measure import Bench as MeasuringChild
 
-    return MeasuringChild()
+    return MeasuringChild(device=index_of(device))
