@@ -326,7 +326,7 @@ def _call(problem: Problem) -> dict[str, Json]:
 
 def _key(problem: Problem) -> list[Json]:
     """What the loader looks a GEMM up by, in the order of its FIELDS."""
-    signature = problem.signature  # its layout has the letters that manifests have had since version 0.1
+    signature = problem.signature  # its layout has the letters that manifests have always had
     places = (signature, problem, getattr(problem, "epilogue", None))
     values: list[Any] = [
         next(getattr(place, name) for place in places if hasattr(place, name)) for name in FIELDS

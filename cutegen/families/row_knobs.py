@@ -6,6 +6,11 @@ from collections.abc import Mapping
 
 __all__ = ["PREFETCH_WEIGHT", "RING_KNOBS", "RING_PREFETCH_WEIGHT", "ROW_KNOBS"]
 
+_TURN = (
+    "With row_in=smem: 16-byte vectors of a row that a thread reads from shared memory and processes in one "
+    "loop iteration. More vectors mean fewer iterations and more registers."
+)
+
 #: Those of every such kernel.
 ROW_KNOBS: Mapping[str, str] = {
     "threads_per_row": (
@@ -25,7 +30,7 @@ ROW_KNOBS: Mapping[str, str] = {
         "Where a row is kept until its sum is known: in registers, or in shared memory, from which it is "
         "read twice. Shared memory pays for rows of more than 64 KiB; registers hold few loads in flight."
     ),
-    "turn": "Vectors of 16 bytes that a thread holds at a time if the row is in shared memory; else 1.",
+    "turn": f"{_TURN} With row_in=registers always 1.",
     "pdl": (
         "Programmatic dependent launch: start while the previous kernel in the stream ends, and let the next "
         "kernel start as soon as there is room (early) or after the sums (late). Pays for short kernels "
@@ -42,8 +47,8 @@ RING_KNOBS: Mapping[str, str] = {
         "48 KiB."
     ),
     "turn": (
-        f"{ROW_KNOBS['turn'].removesuffix('; else 1.')}. With a ring the rows that each group of threads "
-        "takes, 2 or 4, or 1 for CTAs that stay until all rows are taken; else 1."
+        f"{_TURN} With row_in=ring: rows that each group of threads processes before its CTA ends, 2 or 4; 1 "
+        "selects persistent CTAs, which process rows until none is left. With row_in=registers always 1."
     ),
 }
 #: That of kernels with a weight.

@@ -7,7 +7,7 @@ from cutegen.errors import UsageError
 __all__ = ["BACK_TO_BACK", "CONTEXTS", "DEFAULT_CONTEXT", "OVERLAPPING", "PREDECESSOR", "require_context"]
 
 #: Launches of one kernel in a row, which a kernel that starts up early overlaps with itself. All timings of
-#: version 0.1 were made so.
+#: early development versions were made so.
 BACK_TO_BACK = "back_to_back"
 #: As ``behind``, but that kernel overlaps with its neighbours as kernels with ``use_pdl`` do: the next one
 #: may start at once, and it starts itself before the one before has ended. So are launches between other

@@ -122,11 +122,11 @@ class Entry:
         trial_ids: Ids of the trials that are the evidence.
         objective: What the winner was chosen by: ``time``, ``energy`` or ``edp``.
         context: What ran before each launch that was timed: one of
-            :data:`~cutegen.measure.context.CONTEXTS`. Tables of version 0.1 do not say; it was
-            ``back_to_back``.
+            :data:`~cutegen.measure.context.CONTEXTS`. Tables of early development versions
+            do not say; it was ``back_to_back``.
         energy_mj: Millijoules per launch of the winner; None if not measured.
-        baseline: What ``ratio_to_baseline`` compares with, such as ``torch.mm``; empty in tables of version
-            0.1.
+        baseline: What ``ratio_to_baseline`` compares with, such as ``torch.mm``; empty in tables of early
+            development versions.
         contended_by: Other processes that used the GPU while it was measured, in words; empty if none was
             seen.
 
@@ -188,7 +188,7 @@ class Entry:
         if unknown:
             raise TableError(f"unknown field {shown(unknown[0])}; valid: {', '.join(sorted(known))}")
         values: dict[str, Any] = dict(data)
-        if "ratio_to_torch" in values:  # what version 0.1 called it
+        if "ratio_to_torch" in values:  # the name in early development versions
             values.setdefault("ratio_to_baseline", values.pop("ratio_to_torch"))
         config = read_config(values.pop("config", None))
         for name in ("time_us", "ratio_to_baseline", "ratio_to_default", "energy_mj"):

@@ -35,7 +35,8 @@ __all__ = [
 ]
 
 _SCHEMA = 2
-#: A table without ranges and fallback is written as version 0.1 wrote it, and read by it.
+#: A table without ranges and fallback is written as early development versions
+#: wrote it, and they can read it.
 _SCHEMA_OF_ENTRIES = 1
 
 #: Where PyTorch's own call answers instead of a kernel. ``torch``: wherever the kernel is not sure to be

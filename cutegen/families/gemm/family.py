@@ -107,7 +107,7 @@ class GemmFamily(Family):
         return Problem.parse(line)
 
     def lines(self, problem: Problem) -> tuple[str, ...]:
-        """Return the line of ``problem``, and the one of version 0.1, whose layouts had other names."""
+        """Return the line of ``problem``, and its line with the old names of layouts."""
         return str(problem), problem.old_line
 
     @property

@@ -84,7 +84,8 @@ SCALED_OUT_DTYPES = ("bf16", "fp16", "fp32")
 
 #: The axes along which A and B are contiguous; the name of a layout is just these two letters.
 LAYOUTS = {"kk": ("k", "k"), "kn": ("k", "n"), "mn": ("m", "n"), "mk": ("m", "k")}
-#: Names that version 0.1 gave the same layouts. They are still accepted; templates still compare them.
+#: Names of the same layouts in early development versions. They are still accepted, and templates compare
+#: them.
 OLD_LAYOUTS = {"tn": "kk", "nn": "kn", "nt": "mn", "tt": "mk"}
 _TEMPLATE_LETTERS = {layout: letters for letters, layout in OLD_LAYOUTS.items()}
 ACTIVATIONS = ("", "relu", "gelu", "gelu_tanh", "silu")
@@ -176,8 +177,8 @@ class Epilogue:
 class Signature:
     """The compiled-in part of a problem; sizes stay symbolic, so one artifact serves many shapes.
 
-    ``layout`` has the letters of version 0.1 (:data:`OLD_LAYOUTS`), which templates compare: rendered texts
-    and artifact keys stay as they were.
+    ``layout`` has the old letters (:data:`OLD_LAYOUTS`), which templates compare: rendered texts and artifact
+    keys stay as they were.
 
     Attributes:
         renamed: What problems of one signature have in common under the same name, in another form.
@@ -317,7 +318,7 @@ class Problem:
             family of their own.
         out_dtype: Element type of D (and C): ``bf16``, ``fp16``, ``fp32``, or ``int32`` for ``int8``.
         layout: The axis along which A is contiguous, then that of B: ``kk`` (torch's ``x @ w.T``), ``kn``,
-            ``mn`` or ``mk``. The names of version 0.1 (:data:`OLD_LAYOUTS`) become these.
+            ``mn`` or ``mk``. The old names (:data:`OLD_LAYOUTS`) become these.
         unaligned_out: Rows of D do not start at multiples of 16 bytes. Set by itself when n demands it;
             pass True for an output tensor with an odd pitch or address.
         epilogue: What is fused behind the GEMM.
@@ -448,7 +449,7 @@ class Problem:
 
     @property
     def old_line(self) -> str:
-        """The line that version 0.1 wrote for this problem."""
+        """The line of this problem with the old name of its layout."""
         return self._line(self.signature.layout)
 
     def _line(self, layout: str) -> str:
