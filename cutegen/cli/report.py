@@ -28,36 +28,50 @@ _REASONS = 4
 #: Longest name of a baseline that becomes a heading.
 _SHORT_NAME = 14
 
-LEGEND = """columns:
-  (first)         best: the winner. tied: statistically tied with the fastest. default: the config that is
-                  used without tuning.
-  place           Position in the order of predicted times; 1 is the fastest prediction.
-  time us         Median microseconds of a launch, over interleaved rounds with settled clocks.
-                  Timed behind: an element-wise kernel that writes the first input ran before each launch;
-                  alone: a kernel that touches no operand, back to back: the same kernel. The time of what
-                  runs before is not in it.
-  predicted us    Microseconds by the performance model. Never a measurement.
+LEGEND = """headline, in parentheses:
+  candidates      Configs that were tried. Several configs may share one compiled kernel.
+  kernels         Compiled kernels that were tried.
+  timed ...       What ran before each timed launch. behind: an element-wise kernel that writes the first
+                  input; overlapping: the same kernel, which lets the next launch start early; alone: a kernel
+                  that touches no operand; back to back: the previous launch of the same kernel. The time of
+                  that kernel is subtracted from every time, the baseline's too (not for back to back).
+
+columns:
+  (first)         best: the winner, which the table gets. tied: statistically tied with the fastest. default:
+                  the config that an untuned call uses.
+  place           Rank by predicted time; 1 is the fastest prediction.
+  time us         Time of one launch in microseconds: the median over interleaved rounds, after the clock has
+                  settled under load.
+  predicted us    Time of one launch by the performance model. Never a measurement.
   TFLOP/s, GB/s   Operations or bytes per second at that time; bytes count each input and output once.
-  vs BASELINE     Time of the baseline (torch.mm, ...) over the kernel's: above 1 the kernel is faster. With
-                  --objective energy or edp, the ratio of those.
-  95 %            Confidence interval of that ratio, from paired rounds.
-  in bursts       That ratio in short bursts after idle, where clocks are higher than a limit of power allows
-                  under load; of entries that may win. Who loses least in its worse regime wins.
-  back to back    That ratio in launches back to back, of entries that may win. One near the fastest that
-                  saves clearly more there than it loses otherwise wins.
-  vs default      Time of the default config over the winner's.
-  mJ, W           Energy per launch and power, of entries that ran alone long enough for the GPU's counter.
-  regs            Registers per thread at launch. It is a cap, not a use: a warp-specialized kernel starts all
-                  threads with the same count (168 with 384 threads) and its warpgroups then exchange some.
-  spill B         Bytes of registers that the compiler keeps in local memory. 0 in a good kernel.
-  smem KB         Shared memory of a thread block.
-  scratch KB      Workspace of a launch, if any config needs one.
-  provider        Whose kernel: cutegen, or operators for NVIDIA's Operator API.
-  config          Tile and cluster shapes, then the knobs that are not at their simplest value: pingpong is
-                  short for pingpong=true. The line below the table has all knobs; --wide has their names.
+  vs BASELINE     Time of the baseline (torch.mm, ...) divided by the kernel's: above 1 the kernel is faster.
+                  With --objective energy or edp, the same ratio of energy or of energy times time.
+  95 %            95 % confidence interval of that ratio, from paired rounds.
+  in bursts       vs BASELINE in short bursts after idling, when the power limit does not lower the clock yet.
+                  Only entries that may win are timed so. The winner is the entry whose larger loss of the
+                  two, under load and in bursts, is smallest.
+  back to back    vs BASELINE in launches back to back. Only entries that may win are timed so. An entry that
+                  is nearly fastest wins if it saves clearly more here than it loses in the context above.
+  vs default      Time of the default config divided by the winner's.
+  mJ, W           Energy of one launch and mean power, for entries that ran alone long enough for the GPU's
+                  energy counter.
+  regs            Registers per thread at launch. In warp-specialized kernels this is not what each thread
+                  uses: all threads start with the same number (168 with 384 threads), and the warpgroups then
+                  exchange registers.
+  spill B         Bytes of registers that the compiler spills to local memory. 0 in a good kernel.
+  smem KB         Shared memory of a CTA.
+  scratch KB      Global memory that a launch uses as workspace; shown if any config needs it.
+  provider        Who wrote the kernel: cutegen, or operators for NVIDIA's Operator API.
+  config          Tile shape, cluster shape, then every knob that is not at its simplest value; pingpong means
+                  pingpong=true. The line below the table that begins with best names all knobs.
+
+columns of a range:
+  m (or n, ...)   Sizes that one config serves: a piece of the range.
+  vs BASELINE     As above, measured or estimated for the piece.
 
 Columns that do not fit the terminal are left out (W, mJ, in bursts, back to back, 95 %, regs, smem and
-scratch KB, in this order); --wide shows all, --json has everything. docs/knobs.md describes each knob.
+scratch KB, in this order). --wide shows all of them and the names of all knobs; --json has everything.
+docs/knobs.md describes each knob, docs/tuning.md how kernels are measured.
 """
 
 
