@@ -30,6 +30,7 @@ RUN = [
     ("pytorch.md", "cutegen.grouped_gemm(rows"),
     ("pytorch.md", "cutegen.scaled_gemm("),
     ("tuning.md", "cutegen.load_table("),
+    ("troubleshooting.md", "cutegen.counters()"),
 ]
 
 
