@@ -212,6 +212,31 @@ def test_linear_is_torch_linear(gpu: FakeGpu) -> None:
         cutegen.linear(rand(16, 32), w.float().numpy())
 
 
+def test_errors_of_linear_name_its_own_arguments(gpu: FakeGpu) -> None:
+    """Not those of the GEMM that computes it, whose b is the weight transposed."""
+    x, w = rand(16, 32), rand(24, 32)
+    learned = rand(24, 32).requires_grad_()
+    apart, behind = rand(24, 33)[:, :32], rand(24 * 32 + 1)[1:].view(24, 32)
+    for arguments, out, said in (
+        ((x, w.half()), None, "w has dtype torch.float16 but x has torch.bfloat16"),
+        ((x[None], w.half()), None, "w has dtype torch.float16 but x has torch.bfloat16"),
+        ((x, learned.half()), None, "w has dtype torch.float16 but x has torch.bfloat16"),
+        ((x.long(), w.long()), None, "x has dtype torch.int64"),
+        ((x, rand(24, 31)), None, "x has shape .*the last must be the 31 columns of w"),
+        ((x, apart), None, r"w has strides \(33, 1\): its pitch .*w.contiguous"),
+        ((x, behind), None, "w starts 2 bytes behind .*pass w.clone"),
+        ((x.to("meta"), w), None, "x is on meta"),
+        ((x, rand(32, 32)), x, "out shares memory with x"),
+        ((x, learned), torch.empty(16, 24, dtype=BF16), "w requires grad, .*pass w.detach"),
+        ((x, w, rand(25)), None, r"bias has shape \(25,\)"),
+    ):
+        with pytest.raises(OperandError, match=said):
+            cutegen.linear(*arguments, out=out)
+    with torch.autocast("cpu", BF16), pytest.raises(OperandError, match="bias has shape"):
+        cutegen.linear(x.float(), w.float(), rand(25))
+    near(cutegen.linear(x, w), x, w.t())
+
+
 def test_linear_flattens_without_a_copy(gpu: FakeGpu) -> None:
     """Contiguous leading dimensions are the same memory under another shape."""
     x = rand(2, 8, 32)

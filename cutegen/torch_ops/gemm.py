@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.errors import CutegenError, OperandError
 from cutegen.families.calls import require_tensor
-from cutegen.families.gemm.operands import Request, describe, refuse_part_of_c, refuse_shared
+from cutegen.families.gemm.operands import (
+    Request,
+    describe,
+    refuse_inputs,
+    refuse_part_of_c,
+    refuse_shared,
+    require_numbers,
+)
 from cutegen.runtime.dispatch import Dispatcher
 from cutegen.runtime.workspace import GetWorkspace, Workspaces, new_workspace, torch_workspaces
 from cutegen.system.forks import RenewedLock
@@ -216,7 +223,7 @@ def linear(
             True. Without a ``main_grad``, as ever. Eager calls only.
 
     Raises:
-        OperandError: As :func:`gemm`, with ``a`` standing for ``x`` and ``b`` for ``w.T``.
+        OperandError: As :func:`gemm`.
         CutegenError: As :func:`gemm`.
     """
     if not (hasattr(x, "layout") and hasattr(w, "layout")):  # torch 2.6 does not know of methods here
@@ -225,17 +232,26 @@ def linear(
     if w.dim() != 2:
         raise OperandError(f"w has shape {tuple(w.shape)}; it must be a matrix (n, k)")
     grad = x.requires_grad or w.requires_grad or (bias is not None and getattr(bias, "requires_grad", False))
-    if x.dim() == 2 and not grad:  # the path of inference, which must stay short
-        return gemm(x, w.t(), out=out, bias=bias, activation=activation)
-    if (
-        grad
-        and out is None
-        and (type(w) is _Parameter or type(w) is _Tensor)  # must_trace, without a call
-        and (type(x) is _Tensor or type(x) is _Parameter)
-        and not _is_compiling()
-        and _is_grad_enabled()
-    ):
-        return _recorded_linear(x, w, bias, activation, fuse_wgrad)
+    try:
+        if x.dim() == 2 and not grad:  # the path of inference, which must stay short
+            return gemm(x, w.t(), out=out, bias=bias, activation=activation)
+        if (
+            grad
+            and out is None
+            and (type(w) is _Parameter or type(w) is _Tensor)  # must_trace, without a call
+            and (type(x) is _Tensor or type(x) is _Parameter)
+            and not _is_compiling()
+            and _is_grad_enabled()
+        ):
+            return _recorded_linear(x, w, bias, activation, fuse_wgrad)
+        return _flat_linear(x, w, bias, activation, out)
+    except OperandError:
+        _refuse_layer(x, w, out, bias)  # in names of the layer
+        raise
+
+
+def _flat_linear(x: Any, w: Any, bias: Any, activation: str, out: Any) -> torch.Tensor:
+    """Run a layer whose leading dimensions are flattened, if there are several."""
     require_columns(x, w)
     if x.dim() == 2:
         return gemm(x, w.t(), out=out, bias=bias, activation=activation)
@@ -243,14 +259,29 @@ def linear(
     rows = 1
     for size in x.shape[:-1]:
         rows *= size
-    flat = x.reshape(rows, x.shape[-1])
+    flat: torch.Tensor = x.reshape(rows, x.shape[-1])
     if out is None:
         return gemm(flat, w.t(), bias=bias, activation=activation).view(shape)
     require_tensor("out", out)
     if out.shape != shape:
         raise OperandError(f"out has shape {tuple(out.shape)}; it must have the result's, {shape}")
     gemm(flat, w.t(), out=_flat_view(out, rows), bias=bias, activation=activation)
-    return out
+    result: torch.Tensor = out
+    return result
+
+
+def _refuse_layer(x: Any, w: Any, out: Any, bias: Any) -> None:
+    """Raise what the GEMM says of its operands, in names of the layer; nothing if others are to blame."""
+    require_columns(x, w)
+    options: Options = (None, 1.0, 1.0, bias, "", None, None, None)
+    refuse_gradients(x, w, out, options, ("x", "w"))
+    x, w, _ = autocast(x, w, options) or (x, w, options)
+    traced = must_trace(x, w) or _is_transforming()  # there is no memory to ask for
+    flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    refuse_inputs(("x", flat), ("w", w), "" if traced else default_dispatcher().device_type)
+    if out is not None and not traced:
+        refuse_shared("x", x, out)
+        refuse_shared("w", w, out)
 
 
 def _flat_view(out: torch.Tensor, rows: int) -> torch.Tensor:
@@ -455,6 +486,7 @@ def _through_torch(
     if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
         describe(_request(a, b, out, options), device_type=default_dispatcher().device_type)  # names it
         return _eager(a, b, out, options, _plans)
+    require_numbers(options[1], options[2])
     a, b, options = autocast(a, b, options) or (a, b, options)
     activation = ""
     if torch.is_grad_enabled() and _require_grad(a, b, out, options[0], options[3]):

@@ -7,7 +7,7 @@ they are calls of torch behind the kernel, and what torch needs for their gradie
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -44,20 +44,28 @@ _ROW_BYTES = 16  # what TMA asks of a pitch
 _APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
-def refuse_gradients(a: Any, b: Any, out: Any, options: Options) -> None:
+def refuse_gradients(a: Any, b: Any, out: Any, options: Options, names: tuple[str, str] = ("a", "b")) -> None:
     """Raise if a call that autograd would have to record has no gradients.
+
+    Args:
+        a: The left operand, of which there may be gradients.
+        b: The right one.
+        out: What is written into, None for a new tensor.
+        options: Of the GEMM.
+        names: What the caller calls a and b.
 
     Raises:
         OperandError: It writes into a given tensor, or multiplies 8-bit operands.
     """
     c, _, _, bias, *_, more = options
+    tensors = {names[0]: a, names[1]: b, "out": out, "c": c, "bias": bias}
     if out is not None:
-        _refuse("a call with out= has no gradients", a=a, b=b, out=out, c=c, bias=bias)
+        _refuse("a call with out= has no gradients", tensors)
     elif a.element_size() == 1 or (more is not None and more[0] is not None):
-        _refuse("8-bit products have no gradients", a=a, b=b, c=c, bias=bias)
+        _refuse("8-bit products have no gradients", tensors)
 
 
-def _refuse(reason: str, **tensors: Any) -> None:
+def _refuse(reason: str, tensors: Mapping[str, Any]) -> None:
     for name, tensor in tensors.items():
         if getattr(tensor, "requires_grad", False):
             raise OperandError(
@@ -321,7 +329,8 @@ def setup_operator(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     a, b, *rest = inputs
     names = rest[4].split()
     if a.element_size() == 1 or "scale_a" in names:
-        _refuse("8-bit products have no gradients", a=a, b=b, **dict(zip(names, rest[:4], strict=False)))
+        named = zip(names, rest[:4], strict=False)
+        _refuse("8-bit products have no gradients", {"a": a, "b": b, **dict(named)})
     ctx.save_for_backward(a, b, output, *rest[:4])
     ctx.rest = rest[4:]
 

@@ -5,7 +5,7 @@ Nothing here imports torch; tensors are asked for their shape, strides, dtype an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING
@@ -37,11 +37,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Operands",
     "Request",
+    "check_traced",
     "describe",
     "out_dtype_name",
+    "refuse_inputs",
     "refuse_part_of_c",
     "refuse_shared",
     "require_activation",
+    "require_numbers",
 ]
 
 _LAYOUT_OF = {axes: letters for letters, axes in LAYOUTS.items()}
@@ -115,17 +118,8 @@ def describe(request: Request, *, device_type: str = "cuda") -> Operands:
     usual = _usual(request, device_type)
     if usual is not None:
         return usual
-    _check_kinds(request, device_type)
-    _check_numbers(request)
-    ab_dtype, out_dtype = _check_dtypes(request)
-    batch, m, n, k = _check_shapes(request)
-    along, bias = _check_bias(request, m, n)
-    epilogue = _epilogue(request, along)
-    extras: list[View | None] = [bias] if along else []
-    if request.has_factors:
-        extras += _factor_views(request, m, n, k)
-    elif epilogue.scale:
-        extras += [_scale_view(name, getattr(request, name)) for name in ("scale_a", "scale_b")]
+    ab_dtype, out_dtype = _check_kinds_and_dtypes(request, device_type)
+    (batch, m, n, k), epilogue, extras = _check_sizes(request)
     shape = (m, n) if request.a.dim() == 2 else (batch, m, n)
     if 0 in (batch, m, n, k):
         first: list[View | None] = [None] * (4 if epilogue.beta else 3)
@@ -149,6 +143,36 @@ def describe(request: Request, *, device_type: str = "cuda") -> Operands:
     except ProblemError as error:
         raise OperandError(str(error)) from error
     return Operands(problem, shape, out_dtype, epilogue, (*first, *extras))
+
+
+def check_traced(request: Request) -> None:
+    """Check operands that a compiler traces: where they are, dtypes and shapes, but not how they lie.
+
+    Shapes are left to the call where some size is a symbol, and so are numbers that are symbols.
+
+    Raises:
+        OperandError: As :func:`describe`.
+    """
+    _check_kinds_and_dtypes(request, "")
+    if all(type(size) is int for tensor in request.tensors.values() for size in tensor.shape):
+        _check_sizes(request)
+
+
+def refuse_inputs(a: tuple[str, torch.Tensor], b: tuple[str, torch.Tensor], device_type: str) -> None:
+    """Do nothing if two matrices can be multiplied, whatever else belongs to the call.
+
+    Args:
+        a: What the caller calls the left one, and the matrix.
+        b: The same of the right one, or its transpose, since the rules are the same.
+        device_type: As for :func:`describe`; empty if how they lie in memory is not known either.
+
+    Raises:
+        OperandError: As :func:`describe`, in the caller's names.
+    """
+    _check_kinds(dict((a, b)), device_type)
+    _check_input_dtypes(a, b)
+    for name, tensor in (a, b) if device_type else ():
+        _input(name, tensor, "mk")
 
 
 def _usual(request: Request, device_type: str) -> Operands | None:
@@ -192,8 +216,13 @@ def _usual(request: Request, device_type: str) -> Operands | None:
     return Operands(problem, result, dtype, problem.epilogue, _AS_THEY_ARE, dense=True)
 
 
-def out_dtype_name(a_dtype: torch.dtype, out_dtype: torch.dtype | None) -> str:
+def out_dtype_name(a_dtype: torch.dtype, out_dtype: torch.dtype | None, name: str = "a") -> str:
     """Return the short name of the result's dtype, the usual one of ``a_dtype`` if none is wished for.
+
+    Args:
+        a_dtype: Of the operands.
+        out_dtype: What is wished for.
+        name: What the caller calls the left operand.
 
     Raises:
         OperandError: There is no such GEMM.
@@ -201,7 +230,7 @@ def out_dtype_name(a_dtype: torch.dtype, out_dtype: torch.dtype | None) -> str:
     short = _short_name(a_dtype)
     if short not in OUT_DTYPES:
         known = [name for name in OUT_DTYPES if name in TORCH_DTYPES]
-        raise OperandError(f"a has dtype {a_dtype}; supported: {_torch_names(known)}")
+        raise OperandError(f"{name} has dtype {a_dtype}; supported: {_torch_names(known)}")
     valid = OUT_DTYPES[short]
     if out_dtype is None:
         return valid[0]
@@ -223,9 +252,29 @@ def _torch_names(short: Iterable[str]) -> str:
 # --- what an operand is ---
 
 
-def _check_kinds(request: Request, device_type: str) -> None:
-    where = None
-    for name, tensor in {"a": request.a, "b": request.b, **request.tensors}.items():
+def _check_kinds_and_dtypes(request: Request, device_type: str) -> tuple[str, str]:
+    """Check all that does not depend on sizes; return the short names of dtypes, inputs' and result's."""
+    _check_kinds({"a": request.a, "b": request.b, **request.tensors}, device_type)
+    _check_numbers(request)
+    return _check_dtypes(request)
+
+
+def _check_sizes(request: Request) -> tuple[tuple[int, int, int, int], Epilogue, list[View | None]]:
+    """Check all shapes; return batch, m, n and k, the epilogue, and views of the bias and the scales."""
+    batch, m, n, k = _check_shapes(request)
+    along, bias = _check_bias(request, m, n)
+    epilogue = _epilogue(request, along)
+    extras: list[View | None] = [bias] if along else []
+    if request.has_factors:
+        extras += _factor_views(request, m, n, k)
+    elif epilogue.scale:
+        extras += [_scale_view(name, getattr(request, name)) for name in ("scale_a", "scale_b")]
+    return (batch, m, n, k), epilogue, extras
+
+
+def _check_kinds(tensors: Mapping[str, torch.Tensor], device_type: str) -> None:
+    where, first = None, next(iter(tensors))
+    for name, tensor in tensors.items():
         for word in ("stride", "data_ptr", "layout", "get_device"):  # a generator takes longer than these
             if not hasattr(tensor, word):
                 raise OperandError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
@@ -234,23 +283,32 @@ def _check_kinds(request: Request, device_type: str) -> None:
                 f"{name} has layout {tensor.layout}; it must be strided, such as {name}.to_dense()"
             )
         device = tensor.device
-        if device.type != device_type:
+        if device_type and device.type != device_type:
             raise OperandError(f"{name} is on {device}; it must be on a {device_type} device")
         if where is not None and device != where:
             raise OperandError(
-                f"{name} is on {device} but a is on {where}; all operands must be on one device"
+                f"{name} is on {device} but {first} is on {where}; all operands must be on one device"
             )
         where = device
         refuse_negated(name, tensor)
 
 
 def _check_numbers(request: Request) -> None:
-    for name, value in (("alpha", request.alpha), ("beta", request.beta)):
-        if type(value) is not float and not isinstance(value, Real):
-            raise OperandError(f"{name} is a {type(value).__name__}; it must be a number")
+    require_numbers(request.alpha, request.beta)
     if request.c is None and request.beta != 1.0:
         raise OperandError(f"beta={request.beta} scales c, which was not given")
     require_activation(request.activation)
+
+
+def require_numbers(alpha: float, beta: float) -> None:
+    """Do nothing if the factors of a GEMM are numbers; torch can trace this.
+
+    Raises:
+        OperandError: One is none.
+    """
+    for name, value in (("alpha", alpha), ("beta", beta)):
+        if type(value) is not float and not isinstance(value, Real):
+            raise OperandError(f"{name} is a {type(value).__name__}; it must be a number")
 
 
 def require_activation(activation: str) -> None:
@@ -267,9 +325,7 @@ def require_activation(activation: str) -> None:
 def _check_dtypes(request: Request) -> tuple[str, str]:
     """Check all dtypes; return the short names of the inputs' and the result's."""
     a, out = request.a, request.out
-    out_dtype_name(a.dtype, None)
-    if request.b.dtype != a.dtype:
-        raise OperandError(f"b has dtype {request.b.dtype} but a has {a.dtype}; they must agree")
+    _check_input_dtypes(("a", a), ("b", request.b))
     wish = request.out_dtype
     if out is not None:
         if wish is not None and wish != out.dtype:
@@ -283,6 +339,14 @@ def _check_dtypes(request: Request) -> tuple[str, str]:
                 f"{name} has dtype {tensor.dtype} but the result torch.{want}; they must agree"
             )
     return _short_name(a.dtype), result
+
+
+def _check_input_dtypes(a: tuple[str, torch.Tensor], b: tuple[str, torch.Tensor]) -> None:
+    """Check the dtypes of both inputs, each given with its name."""
+    (first, left), (second, right) = a, b
+    out_dtype_name(left.dtype, None, first)
+    if right.dtype != left.dtype:
+        raise OperandError(f"{second} has dtype {right.dtype} but {first} has {left.dtype}; they must agree")
 
 
 def _check_shapes(request: Request) -> tuple[int, int, int, int]:
