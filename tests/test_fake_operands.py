@@ -15,6 +15,7 @@ from fake_kernels import operators_ask  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 
 import cutegen  # noqa: E402
+from cutegen.errors import OperandError  # noqa: E402
 
 N = 64
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -140,3 +141,87 @@ def test_a_class_without_rules_is_computed(gpu: AllFamilies, name: str) -> None:
         assert len(gpu.calls) == launched + 1, tensor
         for one, other in zip(found, real, strict=True):
             assert torch.equal(one.as_subclass(torch.Tensor), other), tensor
+
+
+def fake(*shape: int, dtype: Any = BF16, device: str = "cuda") -> Any:
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+#: Calls that no kernel answers, and what eager calls say of them.
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "two dtypes": (
+        lambda: cutegen.gemm(fake(16, N), fake(N, 24, dtype=torch.float16)),
+        "b has dtype torch.float16 but a has torch.bfloat16; they must agree",
+    ),
+    "two devices": (
+        lambda: cutegen.gemm(fake(16, N), fake(N, 24, device="cpu")),
+        "b is on cpu but a is on cuda:0; all operands must be on one device",
+    ),
+    "a bias": (
+        lambda: cutegen.gemm(fake(16, N), fake(N, 24), bias=fake(25)),
+        r"bias has shape \(25,\); it must be \(24,\)",
+    ),
+    "no activation": (
+        lambda: cutegen.gemm(fake(16, N), fake(N, 24), activation="tanh"),
+        "unknown activation 'tanh'",
+    ),
+    "a factor": (
+        lambda: cutegen.gemm(fake(16, N), fake(N, 24), alpha="a"),  # type: ignore[arg-type]
+        "alpha is a str; it must be a number",
+    ),
+    "out of a GEMM": (
+        lambda: cutegen.gemm(fake(16, N), fake(N, 24), out=fake(16, 25)),
+        r"out has shape \(16, 25\); it must have the result's, \(16, 24\)",
+    ),
+    "a layer": (
+        lambda: cutegen.linear(fake(2, 16, N), fake(24, N, dtype=torch.float16)),
+        "w has dtype torch.float16 but x has torch.bfloat16",
+    ),
+    "integers": (
+        lambda: cutegen.rms_norm(fake(3, N, dtype=torch.int64)),
+        "x has dtype torch.int64; valid: torch.bfloat16",
+    ),
+    "out of a norm": (
+        lambda: cutegen.softmax(fake(3, N), out=fake(3, N, dtype=torch.float16)),
+        "out has dtype torch.float16; it must be torch.bfloat16",
+    ),
+    "another shape of out": (
+        lambda: cutegen.softmax(fake(3, N), out=fake(1, N)),
+        r"out has shape \(1, 64\); it must be \(3, 64\)",
+    ),
+    "a weight elsewhere": (
+        lambda: cutegen.rms_norm(fake(3, N), fake(N, device="cpu")),
+        "weight is on cpu but x on cuda:0; use one device",
+    ),
+    "small targets": (
+        lambda: cutegen.cross_entropy(fake(3, N), fake(3, dtype=torch.int8)),
+        "target has dtype torch.int8; it must be torch.int64",
+    ),
+    "groups": (
+        lambda: cutegen.grouped_gemm(fake(16, N), fake(3, 32, N), fake(2, dtype=torch.int32)),
+        r"offs has shape \(2,\), which makes g 2, but b makes it 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_operands_that_cannot_work_are_refused_while_tracing(gpu: AllFamilies, name: str) -> None:
+    """What is traced runs much later, and elsewhere."""
+    call, said = WRONG[name]
+    with FakeTensorMode(), pytest.raises(OperandError, match=said):
+        call()
+
+
+def test_a_compiler_is_told_of_operands_that_cannot_work(gpu: AllFamilies) -> None:
+    """Whether sizes are symbols or not; those that can are traced as before."""
+    for dynamic in (False, True):
+        compiled = torch.compile(
+            lambda a, b: cutegen.gemm(a, b, alpha=2), backend="aot_eager", fullgraph=True, dynamic=dynamic
+        )
+        a, b = some(16, N, dtype=BF16), some(N, 24, dtype=BF16)
+        assert torch.equal(compiled(a, b), cutegen.gemm(a, b, alpha=2))
+        with pytest.raises(Exception, match=r"b has dtype torch.float16 but a has torch.bfloat16"):
+            compiled(a, b.half())
+        norm = torch.compile(cutegen.rms_norm, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+        with pytest.raises(Exception, match=r"x has dtype torch.int64; valid"):
+            norm(torch.ones(3, N, dtype=torch.int64))

@@ -22,6 +22,7 @@ from torch._inductor import config as inductor_config  # noqa: E402
 
 import cutegen  # noqa: E402
 from cutegen.arch import find_arch  # noqa: E402
+from cutegen.errors import OperandError  # noqa: E402
 from cutegen.families.gemm.problem import Problem  # noqa: E402
 from cutegen.families.registry import find_space  # noqa: E402
 from cutegen.runtime.workspace import Workspaces  # noqa: E402
@@ -320,7 +321,7 @@ def test_fake_tensors_launch_nothing(gpu: FakeGpu) -> None:
         a, b = torch.empty(16, 32, dtype=BF16), torch.empty(32, 24, dtype=BF16)
         found = cutegen.gemm(a, b, out_dtype=torch.float32)
         assert found.shape == (16, 24) and found.dtype == torch.float32
-        with pytest.raises(RuntimeError, match="a has 32 columns but b has 16 rows"):
+        with pytest.raises(OperandError, match="its 16 rows must be the 32 columns of a"):
             cutegen.gemm(a, torch.empty(16, 24, dtype=BF16))
     real = rand(16, 32), rand(32, 24)
     for at in (0, 1):

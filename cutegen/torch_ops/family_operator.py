@@ -69,7 +69,6 @@ class DeclaredOperator:
         family: Whose.
         dispatcher: Returns the dispatcher to ask; another one than before voids what was planned.
         workspaces: Returns scratch memory of kernels.
-        checks_traced: Whether shapes and dtypes are checked while a compiler traces, where nobody else does.
     """
 
     def __init__(
@@ -77,8 +76,6 @@ class DeclaredOperator:
         family: DeclaredFamily,
         dispatcher: Callable[[], Dispatcher],
         workspaces: Callable[[], GetWorkspace],
-        *,
-        checks_traced: bool = False,
     ) -> None:
         self.family = family
         self._schema = OperatorSchema(family)
@@ -88,7 +85,6 @@ class DeclaredOperator:
         self._integers = tuple((at, a) for at, a in enumerate(self.scalars) if a.dtype in INTEGER_RANGES)
         self._outputs, self._in_place = self._schema.outputs, self._schema.in_place
         self._dispatcher = dispatcher
-        self._checks_traced = checks_traced
         self._asked: Dispatcher | None = None
         #: Registrations end when their library object does.
         self._library: Any = None
@@ -374,10 +370,20 @@ class DeclaredOperator:
         """Outputs of the caller's are filled by copies, which a compiler can take away."""
         made = [MAKE if v is not None and at in self._outputs else v for at, v in enumerate(values)]
         found = self.traced(made, scalars, config, self._told(values, options))
+        for at in self._outputs:
+            if made[at] is MAKE and values[at] is not MAKE:
+                self._require_like(self._names[at], values[at], found[at])
         return [
             v if v is None or v is MAKE or at not in self._outputs else v.copy_(found[at])
             for at, v in enumerate(values)
         ]
+
+    def _require_like(self, name: str, out: Any, made: Any) -> None:
+        """Raise if a copy into an output of the caller's would convert or repeat what was computed."""
+        if out.dtype != made.dtype:
+            raise OperandError(f"{name} has dtype {out.dtype}; it must be {made.dtype}")
+        if out.shape != made.shape:
+            raise OperandError(f"{name} has shape {tuple(out.shape)}; it must be {tuple(made.shape)}")
 
     def _told(self, values: Sequence[Any], options: tuple[Value, ...]) -> tuple[Value, ...]:
         """Return ``options`` with what the caller's outputs tell."""
@@ -399,8 +405,8 @@ class DeclaredOperator:
         values, _, _, options = self._schema.unpack(arguments)
         given, named = self._given(values), self._named(options)
         names = frozenset(n for n, v in zip(self._names, values, strict=True) if v is MAKE)
-        if self._checks_traced:
-            check_of_nothing(self.family, given, names, named, device_type="")
+        # What is traced runs much later, and elsewhere: what cannot work is said now.
+        check_of_nothing(self.family, given, names, named, device_type="")
         if is_recording():
             note_family_call(self.family, given, names, named)
         return None if self._in_place else self._made_like(values, options)

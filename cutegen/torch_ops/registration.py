@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from cutegen.dtypes import TORCH_DTYPES
-from cutegen.families.gemm.operands import out_dtype_name
+from cutegen.families.gemm.operands import Request, check_traced, out_dtype_name
 from cutegen.runtime.recorder import is_recording
 from cutegen.torch_ops.fake_calls import note_gemm
 from cutegen.torch_ops.flop_formulas import give_formulas
@@ -142,7 +142,7 @@ def _gemm_shape(a: Any, b: Any, *arguments: Any) -> torch.Tensor:
     """The result's shape, dtype and device, without computing; sizes may be symbols."""
     import torch
 
-    _check(a, b)
+    _check(a, b, None, arguments)
     if is_recording():
         note_gemm(a, b, None, unpack(arguments))
     *_, out_dtype, _, _, _ = arguments
@@ -152,8 +152,8 @@ def _gemm_shape(a: Any, b: Any, *arguments: Any) -> torch.Tensor:
 
 
 def _gemm_out_shape(a: Any, b: Any, *arguments: Any, out: Any) -> torch.Tensor:
-    """Nothing new comes out; only the sizes must fit."""
-    _check(a, b)
+    """Nothing new comes out; only the operands must fit."""
+    _check(a, b, out, arguments)
     _require(out.dim() == a.dim(), lambda: f"out has {out.dim()} dimensions but a has {a.dim()}")
     if is_recording():
         note_gemm(a, b, out, unpack(arguments))
@@ -165,7 +165,11 @@ def _gemm_into_shape(out: Any, a: Any, b: Any, *arguments: Any) -> None:
     _gemm_out_shape(a, b, *arguments, out=out)
 
 
-def _check(a: Any, b: Any) -> None:
+def _check(a: Any, b: Any, out: Any, arguments: tuple[Any, ...]) -> None:
+    """Raise what an eager call would; sizes that are symbols are demanded of torch."""
+    c, alpha, beta, bias, activation, out_dtype, _, more = unpack(arguments)
+    alpha, beta = (number if isinstance(number, float) else 1.0 for number in (alpha, beta))  # no symbols
+    check_traced(Request(a, b, out, c, alpha, beta, bias, activation, out_dtype, *(more or ())))
     _require(
         a.dim() in (2, 3) and a.dim() == b.dim(),
         lambda: f"a and b have {a.dim()} and {b.dim()} dimensions; both must have 2, or both 3",

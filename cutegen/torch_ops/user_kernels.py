@@ -57,7 +57,7 @@ def load(path: str | os.PathLike[str]) -> Callable[..., Any]:
     if file not in _loaded:
         prepare()
         family = load_kernel(file)
-        operator = DeclaredOperator(family, state.default_dispatcher, state.workspaces, checks_traced=True)
+        operator = DeclaredOperator(family, state.default_dispatcher, state.workspaces)
         operator.register()
         signature = _signature(operator)
         call = written_call(operator, signature, _Slow(operator).answer)
