@@ -204,8 +204,14 @@ def test_without_a_shape_all_that_a_table_holds_is_explained(
         (201, 512, "range"),
     ]
     assert "2 configs of 1 kernel; sizes: 385 range" in text
-    assert cli.main(["explain", "rmsnorm", "--arch", "sm_90a", "--table", str(table)]) == 2
-    assert "no shape given" in capsys.readouterr().err
+    for words, why in (
+        (["rmsnorm", "--arch", "sm_90a", "--table", str(table)], "the table has nothing of rmsnorm"),
+        (["gemm", "--arch", "sm_100a", "--table", str(table)], "the table is ignored: it is for compute"),
+        (["gemm", "--arch", "sm_90a"], "there is no table to ask"),
+    ):
+        assert cli.main(["explain", *words]) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"no shape given, and {why}" in said and "; use --shape, such as --shape" in said
 
 
 def test_a_range_of_too_many_sizes_is_refused_with_a_part_of_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,8 +22,9 @@ from cutegen.cli.exit_codes import EXIT_OK, run_command
 from cutegen.cli.target import find_target
 from cutegen.cli.wrapped_text import Column, columns, fold, line_width, say, say_json
 from cutegen.digest import Json
+from cutegen.errors import UsageError
 from cutegen.families.ranges import Range
-from cutegen.families.registry import find_space, space_of
+from cutegen.families.registry import find_family, find_space, space_of
 from cutegen.families.shapes import NamedProblem, NamedRange, Shape
 from cutegen.records.table import FALLBACKS, Table
 from cutegen.runtime.answer_lookup import DEFAULT_FALLBACK, Answer, look_up
@@ -86,7 +87,9 @@ def _run(args: argparse.Namespace) -> int:
     load_given_families(args)
     named = named_shapes(args) if args.shape or args.shapes is not None else ()
     arch, sm_count, table, ignored = find_target(args)
-    asked = named or _held(table, args.family) or named_shapes(args)
+    asked = named or _held(table, args.family)
+    if not asked:
+        raise UsageError(_nothing_asked(args, table, ignored))
     documents: list[Json] = []
     target = f"{arch}, {sm_count} SMs"
     for item in asked:
@@ -105,6 +108,18 @@ def _run(args: argparse.Namespace) -> int:
     if args.json:
         say_json(documents)
     return EXIT_OK
+
+
+def _nothing_asked(args: argparse.Namespace, table: Table | None, ignored: str) -> str:
+    """Return what to do where no shape is given and the table names none."""
+    if ignored:
+        why = f"the table is ignored: {ignored}"
+    elif table is None:
+        why = "there is no table to ask"
+    else:
+        why = f"the table has nothing of {args.family}"
+    sizes = str(find_family(args.family).typical()[0]).split()[1]
+    return f"no shape given, and {why}; use --shape, such as --shape {sizes}, or --shapes FILE.toml"
 
 
 def _held(table: Table | None, family: str) -> tuple[Shape, ...]:
