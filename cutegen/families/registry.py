@@ -267,12 +267,11 @@ def find_template(family: str, arch: Arch, source: str = "cutegen", algorithm: s
     folder = folder / algorithm if algorithm else folder
     whose = "" if source == "cutegen" else f" from {source}"
     targets = ", ".join(sorted(found.name.removesuffix(".py.j2") for found in folder.glob("sm*.py.j2")))
-    if not targets:
-        raise ResourceError(f"no template of {family!r}{whose} for {arch}; families: {', '.join(families())}")
+    own = f"it has some for {targets}, and " if targets else ""
     others = [name for name in families() if _find(name).template(arch, source, algorithm) is not None]
     raise ResourceError(
-        f"no template of {family!r}{whose} for {arch}; it has some for {targets}, and for {arch} there are "
-        f"those of: {', '.join(others) or 'no family'}"
+        f"no template of {family!r}{whose} for {arch}; {own}for {arch} there are those of: "
+        f"{', '.join(others) or 'no family'}"
     )
 
 
