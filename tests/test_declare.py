@@ -54,6 +54,18 @@ def test_mistakes_are_named(entry: str, said: str, capsys: pytest.CaptureFixture
     assert said in " ".join(capsys.readouterr().err.split())
 
 
+def test_the_working_directory_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is where modules are looked for, unless another folder is named."""
+    monkeypatch.chdir(tmp_path)
+    for words, elsewhere in (([], False), (["--folder", str(EXAMPLE)], True)):
+        assert main(["declare", "my_nrom:RMSNorm", *words]) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert ("but not in the working directory" in said) is elsewhere
+        assert ("installed packages)" in said) and (str(tmp_path) in said) is not elsewhere
+
+
 def test_what_may_be_absent_gets_an_option_and_what_is_left_to_do_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

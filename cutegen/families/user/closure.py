@@ -160,9 +160,10 @@ def find_source(module: str, folder: Path) -> Path:
     spec = _Search([str(folder)]).find(module)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         what = "is no Python file" if spec else "is not there"
+        here = "" if folder == Path.cwd() else ", but not in the working directory"
         raise FamilyError(
             f"module {module} {what}; it is looked for in {folder}, then where Python looks (PYTHONPATH, "
-            "installed packages), but not in the working directory"
+            f"installed packages){here}"
         )
     return Path(spec.origin)
 
