@@ -64,7 +64,7 @@ def test_a_full_disk_leaves_the_old_deployment(
     before, most = contents(deployed.parent), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most[1]))
     try:
-        with pytest.raises(PinError, match="cannot write"):
+        with pytest.raises(PinError, match=rf"cannot write {deployed}: File too large"):
             pin_table(second, deployed, kernels=workshop.kernels())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, most)

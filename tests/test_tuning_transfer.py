@@ -121,7 +121,11 @@ REFUSED: dict[str, tuple[Callable[[Files], None], str]] = {
     ),
     "arch is another": (of_manifest(arch="sm_100a"), "cannot be rendered here"),
     "arch is unknown": (of_manifest(arch="sm_12"), "holds no candidates of the tuner"),
-    "arch is a list": (of_manifest(arch=["x"]), "holds no candidates of the tuner"),
+    "arch is a list": (of_manifest(arch=["x"]), "its manifest has the wrong type$"),
+    "no toolchain": (
+        of_head(lambda head: head["manifest"].pop("toolchain")),
+        "holds no candidates of the tuner: its manifest lacks 'toolchain'$",
+    ),
     "toolchain is a list": (of_manifest(toolchain=[]), "holds no candidates of the tuner"),
     "toolchain is another": (
         of_head(lambda head: head["manifest"]["toolchain"].update(flavour="cu99")),

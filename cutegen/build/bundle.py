@@ -309,5 +309,7 @@ def _parse_head(data: bytes, path: Path) -> tuple[Json, dict[str, str]]:
                 raise BuildError(f"bundle {path} lists an entry of unknown form: {arch}/{key}")
             wanted.update({f"{arch}/{key}/{name}": sha for name, sha in files.items()})
         return head["manifest"], wanted
-    except (KeyError, TypeError, AttributeError) as error:
-        raise BuildError(f"{where} is malformed: {shown(error)}") from error
+    except KeyError as error:
+        raise BuildError(f"{where} is malformed: it lacks {shown(error.args[0])}") from error
+    except (TypeError, AttributeError) as error:
+        raise BuildError(f"{where} is malformed: a value in it has the wrong type") from error

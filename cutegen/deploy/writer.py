@@ -103,10 +103,15 @@ def pin_table(
     except CutegenError:
         raise
     except OSError as error:
-        raise PinError(f"cannot write {out}: {error}") from error
+        raise PinError(f"cannot write {out}: {error.strerror or error}{_place(error)}") from error
     for problem, why in left_out.items():
         leave_out(problem, why)
     return pinned
+
+
+def _place(error: OSError) -> str:
+    """Return which file the system refused, where it says so: it may be one of the cache."""
+    return "" if error.filename is None else f" ({error.filename})"
 
 
 def _wanted(

@@ -153,8 +153,14 @@ def _parse(path: Path, manifest: Json) -> Imported:
         raise
     except CutegenError as error:
         raise BuildError(f"bundle {path} holds no candidates of the tuner: {error}") from error
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise BuildError(f"bundle {path} holds no candidates of the tuner: {shown(error)}") from error
+    except KeyError as error:
+        raise BuildError(
+            f"bundle {path} holds no candidates of the tuner: its manifest lacks {shown(error.args[0])}"
+        ) from error
+    except (TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise BuildError(
+            f"bundle {path} holds no candidates of the tuner: a value in its manifest has the wrong type"
+        ) from error
 
 
 def _render(path: Path, imported: Imported) -> dict[str, Source]:
