@@ -96,6 +96,18 @@ def pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
+def test_a_disk_that_cannot_be_read_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite looks inside where the header has neither of the numbers."""
+
+    def fails(*arguments: object, **options: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    songs(path := tmp_path / "trials.db")
+    monkeypatch.setattr(sqlite3, "connect", fails)
+    with pytest.raises(StoreError, match=r"could not be read or written \(disk I/O error\); check the disk"):
+        sqlite_file.may_hold(path, 1, 1)
+
+
 FOREIGN = {
     songs: "is not a trial database",
     songs_in_a_log: "is not a trial database",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import signal
 import sqlite3
 import subprocess
@@ -259,6 +260,24 @@ def test_a_damaged_database_is_named_and_left_as_it_is(tmp_path: Path, damage: s
     path.rename(tmp_path / "aside")
     with TrialStore(path) as store:
         assert store.find() == []
+
+
+def test_a_disk_that_fails_is_no_damage(tmp_path: Path) -> None:
+    """What could not be written says nothing of what is there, which is not to be moved away."""
+    path = tmp_path / "trials.sqlite"
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with TrialStore(path) as store:
+        store.add(_trial(id="first"))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, most[1]))
+        try:
+            with pytest.raises(
+                StoreError, match=r"could not be read or written \(disk I/O error\)"
+            ) as raised:
+                store.add(_trial(id="second"))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, most)
+        assert "damaged" not in str(raised.value)
+        assert [trial.id for trial in store.find()] == ["first"]
 
 
 def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from cutegen.errors import StoreError
 from cutegen.system.mounts import file_system, is_network
 from cutegen.system.temporary import TemporaryFolder
 
-__all__ = ["WAIT_S", "connect", "may_hold", "set_journal_mode"]
+__all__ = ["WAIT_S", "connect", "disk_failure", "is_disk_failure", "may_hold", "set_journal_mode"]
 
 #: Seconds to wait for another process that holds the file.
 WAIT_S = 30.0
@@ -118,11 +118,27 @@ def _contents(uri: str, path: Path) -> tuple[int, int, bool]:
                 )
             )
     except (sqlite3.Error, UnicodeError) as error:
+        if is_disk_failure(error):
+            raise StoreError(disk_failure(path, error)) from error
         raise StoreError(
             f"trial database {path} is damaged or something else ({error}); "
             "move it away to begin a new one, or give another path"
         ) from error
     return application, version, tables > 0
+
+
+def is_disk_failure(error: Exception) -> bool:
+    """Return whether the system failed to read or write a file, which says nothing of what the file holds."""
+    # SQLite's only text for SQLITE_IOERR and its kin; Python 3.10 does not tell the code.
+    return isinstance(error, sqlite3.OperationalError) and "disk I/O error" in str(error)
+
+
+def disk_failure(path: Path, error: Exception) -> str:
+    """Return the message of such a failure, with the remedy."""
+    return (
+        f"trial database {path} could not be read or written ({error}); check the disk, its free space and "
+        "quotas, or give another path"
+    )
 
 
 def connect(path: Path, options: str) -> sqlite3.Connection:

@@ -15,7 +15,14 @@ from pathlib import Path
 from cutegen.errors import CutegenError, StoreError
 from cutegen.families.registry import find_family
 from cutegen.family import Problem
-from cutegen.records.sqlite_file import WAIT_S, connect, may_hold, set_journal_mode
+from cutegen.records.sqlite_file import (
+    WAIT_S,
+    connect,
+    disk_failure,
+    is_disk_failure,
+    may_hold,
+    set_journal_mode,
+)
 from cutegen.records.trial import OUTCOMES, Trial
 from cutegen.system.closing import Closing
 from cutegen.system.forks import RenewedLock, renew_in_children
@@ -323,6 +330,8 @@ def _statements(script: str) -> Iterator[str]:
 def _reason(path: Path, error: sqlite3.Error | UnicodeError) -> str:
     text = " ".join(str(error).split())
     name = f"trial database {path}"
+    if is_disk_failure(error):
+        return disk_failure(path, error)
     if isinstance(error, sqlite3.OperationalError):
         if "readonly" in text or "unable to open" in text:
             return f"{name} cannot be written or opened ({text}); check its permissions or give another path"
