@@ -177,7 +177,7 @@ def test_what_is_not_the_sources_fault_is_not_kept(built) -> None:  # type: igno
     killed, full = failure(built, "killed"), failure(built, "disk")
     assert killed.outcome == "abort" and "SIGKILL" in killed.message and killed.again
     assert full.outcome == "store" and full.again and isinstance(full.error(), StoreError)
-    assert full.message == "cannot write the cache folder: No space left on device"
+    assert full.message == f"cannot write to {store.root}: No space left on device"
     assert not failure(built, "abort").again
     kept = set(store.keys("sm_90a"))
     for name in ("killed", "disk"):

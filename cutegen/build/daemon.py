@@ -273,6 +273,8 @@ class Daemon:
                 waiting.remove(run)
         log = run.read_log()
         answer = run.outcome(status, self._timeout_s, log)
+        if answer["outcome"] == "store":  # the child knows the reason, and its own folder alone
+            answer["message"] = f"cannot write to {self._store.root}: {answer['message']}"
         ended = dict(answer)
         self._tell_answer(run, answer, log)
         for other in self._waiting_for.pop(run.trace, []) if run.trace and not run.is_duplicate else ():

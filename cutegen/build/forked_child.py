@@ -112,7 +112,7 @@ def _explain(error: BaseException) -> dict[str, Json]:
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     message = f"{type(error).__name__}: {first}" if first else type(error).__name__
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
-        return {"outcome": "store", "message": f"cannot write the cache folder: {error.strerror}"}
+        return {"outcome": "store", "message": error.strerror}
     if isinstance(error, Refused):
         return {"outcome": error.outcome, "message": plain(str(error)), "keep": error.outcome == "rejected"}
     if isinstance(error, (BuildError, MemoryError)):
