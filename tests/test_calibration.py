@@ -213,6 +213,13 @@ def test_bad_arguments_are_refused(
     assert reason in capsys.readouterr().err
 
 
+def test_a_place_for_no_calibration_is_named_before_a_gpu_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["--cache-dir", str(tmp_path), "--out", str(tmp_path)]) == 3
+    assert f"calibration {tmp_path} cannot be written" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "change, field",
     [

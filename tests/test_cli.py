@@ -184,7 +184,12 @@ def test_an_interrupted_run_exits_with_130(gpu: FakeBench, capsys: pytest.Captur
         (["--shape", SHAPE, "--set", "pingpong=maybe"], 2, "valid: false, true"),
         (["--shape", SHAPE, "--set", "pingpong"], 2, "knob=v1,v2"),
         (["--shape", SHAPE, "--set", "pingpong=true", "--set", "mma_warpgroups=2"], 2, "pingpong_has_one"),
-        (["--shape", SHAPE, "--import", "/nowhere.tar"], 3, "/nowhere.tar"),
+        (["--shape", SHAPE, "--import", "/nowhere.tar"], 3, "bundle /nowhere.tar does not exist"),
+        (["--shape", SHAPE, "--import", "/proc"], 3, "bundle /proc is a folder"),
+        (["--shape", SHAPE, "--export", "/proc"], 3, "bundle /proc cannot be written: /proc is a folder"),
+        (["--shape", SHAPE, "--export", "/dev/null/b.tar"], 3, "/dev/null is no folder"),
+        (["--shape", "-1x64x64"], 2, "'-1x64x64' is not MxNxK"),
+        (["--shape=-1x64x64"], 2, "'-1x64x64' is not MxNxK"),
         (["--shape", SHAPE, "--cache-dir", "/proc/nowhere"], 3, "/proc/nowhere"),
     ],
 )
@@ -195,6 +200,7 @@ def test_mistakes_are_named_in_one_message(
     assert tune(*words) == code
     err = capsys.readouterr().err
     assert "cutegen: error: " in err and message in err and "Traceback" not in err
+    assert not gpu.checked  # before anything is measured
 
 
 def test_without_a_gpu_the_way_out_is_named(

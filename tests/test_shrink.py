@@ -183,6 +183,14 @@ def test_what_cannot_be_asked_is_named(
     assert says in capsys.readouterr().err
 
 
+def test_a_place_for_no_list_is_named_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for out, says in ((tmp_path, "is a folder; name a file"), (Path("/dev/null/list.json"), "is no folder")):
+        assert Gpu(tmp_path).run(*SHAPES, "--out", str(out), measures=False) == 3
+        assert f"short list {out} cannot be written" in (said := capsys.readouterr().err) and says in said
+
+
 def test_a_family_with_a_model_has_no_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["gemm", "--shape", "64x1024x1024", "--arch", "sm_90a"]) == 2
     assert "performance model" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from cutegen.arch import ARCHES
 from cutegen.errors import ResourceError, UsageError
@@ -56,6 +56,11 @@ _MOST = 2**31 - 1
 
 class Parser(argparse.ArgumentParser):
     """A parser whose messages about the arguments cannot control the terminal."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # A word such as -1x64x64 is no option: whoever reads sizes and numbers says what is wrong with it.
+        self._negative_number_matcher = re.compile(r"-\d")
 
     def error(self, message: str) -> NoReturn:
         """Print ``message`` and how to see the usage, then exit with status 2."""

@@ -27,7 +27,7 @@ from cutegen.measure.device import Device, present_device
 from cutegen.records.calibrations import require_calibration
 from cutegen.records.paths import calibration_path
 from cutegen.records.trials import TrialStore
-from cutegen.system.publish import publish
+from cutegen.system.publish import publish, require_place
 from cutegen.tuning.backends import Backends
 from cutegen.tuning.calibration import FEWEST, Calibrated, CalibrationRun
 from cutegen.tuning.session import Session
@@ -101,6 +101,8 @@ def _run(args: argparse.Namespace, device: Device | None, backends: Backends | N
         raise UsageError(f"--problems {args.problems} are too few for a fit; valid: {FEWEST} and more")
     if args.kernels < 2:
         raise UsageError("--kernels 1 leaves nothing to choose; valid: 2 and more")
+    if args.out is not None:
+        require_place(args.out, "calibration")
     device = device or present_device()
     store = Store.at(args.cache_dir)
     if args.use is not None:

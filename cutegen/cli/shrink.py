@@ -34,6 +34,7 @@ from cutegen.measure.device import Device, present_device
 from cutegen.records.trials import TrialStore
 from cutegen.search.defaults import strategy_of
 from cutegen.search.short_list import DEFAULT, MOST
+from cutegen.system.publish import require_place
 from cutegen.tuning.backends import Backends
 from cutegen.tuning.setting import Setting
 from cutegen.tuning.shrink_run import ShrinkRun
@@ -120,6 +121,8 @@ def _run(args: argparse.Namespace, device: Device | None, backends: Backends | N
     if args.kernels < 2:
         raise UsageError("--kernels 1 leaves nothing to choose; valid: 2 and more")
     shapes = named_problems(args)
+    if args.out is not None:
+        require_place(args.out, "short list")  # measuring comes first, and may take hours
     if args.arch is None:
         device = device or present_device()
     arch = device.arch if device is not None else find_arch(args.arch)

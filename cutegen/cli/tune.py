@@ -27,6 +27,7 @@ from cutegen.measure.device import Device, or_else, present_device
 from cutegen.records.recorded_calls import files_of
 from cutegen.runtime.dispatch import autotune_disabled
 from cutegen.space import Space, Value
+from cutegen.system.publish import require_place
 from cutegen.tuning import AutoTuner, Failed, RangeRequest, Request, TuneResult
 from cutegen.tuning.transfer import Imported, export_candidates, import_candidates
 
@@ -45,8 +46,7 @@ def _run(args: argparse.Namespace) -> int:
     load_given_families(args, needed=False)
     _require_family(args)
     _require_table(args)
-    if args.bundle is not None and not args.bundle.is_file():
-        raise StoreError(f"bundle {args.bundle} does not exist; --export of another run writes one")
+    _require_bundles(args)
     shapes = _asked(args)  # what is wrong with them is said before a GPU is missed
     device = None if args.arch else _device()
     imported = _import(args, device)
@@ -73,6 +73,16 @@ def _require_family(args: argparse.Namespace) -> None:
         )
     if args.recorded is not None and (args.shape or args.shapes or args.bundle):
         raise UsageError("--recorded says what to tune; leave out --shape, --shapes and --import")
+
+
+def _require_bundles(args: argparse.Namespace) -> None:
+    """Refuse a bundle that is not there, and a place where none can be written when all is tuned."""
+    if args.bundle is not None and not args.bundle.is_file():
+        what = "is no file" if args.bundle.exists() else "does not exist"
+        what = "is a folder" if args.bundle.is_dir() else what
+        raise StoreError(f"bundle {args.bundle} {what}; --export of another run writes one")
+    if args.export is not None:
+        require_place(args.export, "bundle")
 
 
 def _asked(args: argparse.Namespace) -> tuple[Shape, ...]:

@@ -18,6 +18,7 @@ from cutegen.errors import CutegenError, ProblemError, StoreError, UsageError
 from cutegen.families.registry import parse_problem
 from cutegen.family import Problem
 from cutegen.system.documents import parse_json, read_bytes
+from cutegen.system.publish import why_no_folder
 from cutegen.text import printable, shown
 
 __all__ = [
@@ -120,12 +121,9 @@ def require_writable(path: Path) -> None:
 def _why_not_writable(path: Path) -> str:
     if path.is_dir():
         return "it is a folder; name a file, such as model.jsonl"
-    there = next(each for each in (path, *path.parents) if each.exists())
-    if there != path and not there.is_dir():
-        return f"{there} is no folder"
-    if not os.access(there, os.W_OK):
-        return f"{there} is not writable; name a file in a folder that is"
-    return ""
+    if not path.exists():
+        return why_no_folder(path.parent)
+    return "" if os.access(path, os.W_OK) else f"{path} is not writable; name a file in a folder that is"
 
 
 def append_calls(
@@ -163,7 +161,8 @@ def append_calls(
                     data = b"\n" + data
             file.write(data)
     except (OSError, ValueError) as error:
-        raise StoreError(f"recording {shown(str(path))} cannot be written: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise StoreError(f"recording {shown(str(path))} cannot be written: {reason}") from error
 
 
 # --- reading ---
@@ -179,7 +178,8 @@ def files_of(path: Path) -> tuple[Path, ...]:
     try:
         beside = sorted(path.parent.iterdir())
     except (OSError, ValueError) as error:
-        raise UsageError(f"recording {shown(str(path))} cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"recording {shown(str(path))} cannot be read: {reason}") from error
     ranks = [
         each
         for each in beside

@@ -16,7 +16,7 @@ from typing import BinaryIO
 from cutegen.errors import StoreError
 from cutegen.text import shown
 
-__all__ = ["publish", "publishing", "real_path"]
+__all__ = ["publish", "publishing", "real_path", "require_place", "why_no_folder"]
 
 #: Mode of a new file, before the umask.
 _NEW_MODE = 0o644
@@ -74,6 +74,41 @@ def publishing(path: Path, what: str) -> Iterator[BinaryIO]:
         raise StoreError(f"{what} {path} cannot be written: {error.strerror or error}") from error
 
 
+def require_place(path: Path, what: str) -> None:
+    """Do nothing if the file ``path`` can be published, as far as is known before the work that fills it.
+
+    Args:
+        path: The file.
+        what: What it is, for messages.
+
+    Raises:
+        StoreError: It cannot.
+    """
+    target = real_path(path)
+    try:
+        why = why_no_folder(target.parent)
+        if not why:
+            _status(target)
+    except OSError as error:
+        why = error.strerror or str(error)
+    if why:
+        raise StoreError(f"{what} {path} cannot be written: {why}")
+
+
+def why_no_folder(folder: Path) -> str:
+    """Return why files cannot be made in ``folder``, which may be made first; empty if they can.
+
+    Raises:
+        OSError: It cannot be looked at.
+    """
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    if not there.is_dir():
+        return f"{there} is no folder"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"{there} is not writable; name a file in a folder that is"
+    return ""
+
+
 def real_path(path: Path) -> Path:
     """Return ``path`` with all symbolic links resolved; the file need not exist.
 
@@ -104,6 +139,8 @@ def _status(target: Path) -> os.stat_result | None:
         status = target.lstat()  # links are resolved; one that is left is a loop
     except FileNotFoundError:
         return None
+    if stat.S_ISDIR(status.st_mode):
+        raise OSError(f"{target} is a folder; name a file")
     if not stat.S_ISREG(status.st_mode):
         raise OSError(f"{target} is not a regular file")
     return status
