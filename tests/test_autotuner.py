@@ -31,6 +31,17 @@ def test_given_candidates_are_tried_beside_the_default(tmp_path: Path) -> None:
         rig.tuner.tune(*SHAPE, candidates=0)
 
 
+def test_a_seed_and_an_observer_are_checked_at_once() -> None:
+    """And not in the middle of a run."""
+    for named, said in (
+        ({"seed": "a"}, "seed is 'a'; it must be an integer"),
+        ({"seed": True}, "seed is True; it must be an integer"),
+        ({"observe": None}, "observe is None; it must be a function"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            AutoTuner("sm_90a", **named)  # type: ignore[arg-type]
+
+
 def test_without_a_gpu_the_message_says_what_works_without(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> Device:
         raise DeviceError("no NVIDIA driver on this machine")

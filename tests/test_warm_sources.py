@@ -220,6 +220,15 @@ def test_rows_of_tables_and_files_of_ranks(gpu: FakeGpu, tmp_path: Path) -> None
 
 def test_one_word_is_a_list_of_one(gpu: FakeGpu) -> None:
     """A text is no list of letters; fewer compilations than one at a time would never end."""
+    wrong: Any = 3
+    for named, said in (
+        ({"problems": wrong}, "problems is 3; valid: one text, or several"),
+        ({"problems": [wrong]}, "problems holds 3; valid: problems, and lines such as"),
+        ({"dtypes": wrong}, "dtypes is 3"),
+        ({"observe": wrong}, "observe is 3; it must be a function"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            cutegen.warmup(arch="sm_90a", **named)
     one = cutegen.warmup("gemm", dtypes="fp16", options="bias=n", arch="sm_90a", budget_s=0.001)
     assert {(w.problem.ab_dtype, w.problem.epilogue.bias) for w in one.wanted} == {("fp16", "n")}
     line = "gemm 8x64x64 fp16 kk"

@@ -5,22 +5,36 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from cutegen.arch import Arch
 from cutegen.build import Builder, Failure
 from cutegen.build.host_library import build_library
 from cutegen.build.render import Source
 from cutegen.build.store import Store
-from cutegen.errors import BuildError, ResourceError
+from cutegen.errors import BuildError, ResourceError, UsageError
 from cutegen.families.registry import find_space
 from cutegen.runtime.kernel_cache import Kernels
 from cutegen.runtime.needs import Wanted
 from cutegen.search.defaults import prepare_defaults
+from cutegen.text import shown
 
-__all__ = ["Warming", "compile_wanted", "prepare_choices"]
+__all__ = ["Warming", "compile_wanted", "prepare_choices", "require_observer"]
 
 #: Seconds between looks at the clock where there is a budget.
 _POLL_S = 0.5
+_Observer = TypeVar("_Observer", bound=Callable[[Any], None])
+
+
+def require_observer(observe: _Observer) -> _Observer:
+    """Return what is to be told of progress.
+
+    Raises:
+        UsageError: It is no function: it would be missed when work is under way.
+    """
+    if not callable(observe):
+        raise UsageError(f"observe is {shown(observe)}; it must be a function of the progress")
+    return observe
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from cutegen.arch import Arch, find_arch
 from cutegen.build.budget import require_budget
 from cutegen.build.parallelism import require_workers
 from cutegen.dtypes import torch_dtype
+from cutegen.errors import UsageError
 from cutegen.families.registry import find_family, has_space, is_legal, parse_problem
 from cutegen.family import Problem
 from cutegen.measure.device import or_else
@@ -18,8 +19,9 @@ from cutegen.records.table import Table
 from cutegen.runtime.call_plan import make_launcher
 from cutegen.runtime.dispatch import Dispatcher
 from cutegen.runtime.needs import Needs, Wanted, each_once, kinds
-from cutegen.runtime.warming import Warming, compile_wanted, prepare_choices
+from cutegen.runtime.warming import Warming, compile_wanted, prepare_choices, require_observer
 from cutegen.runtime.workspace import new_workspace
+from cutegen.text import shown
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.family_operator import drop_family_plans
 from cutegen.torch_ops.warm_sources import Rows, Source, read_source
@@ -78,7 +80,8 @@ def warmup(
 
     Raises:
         UsageError: An option does not exist, the source is none of these, a model has no ``m``, the family
-            needs problems to know its kinds, or ``workers`` or ``budget_s`` is not positive.
+            needs problems to know its kinds, ``problems`` holds something else, ``workers`` or ``budget_s``
+            is not positive, or ``observe`` is no function.
         CutegenError: There is no compiler and something is missing, the cache or table cannot be used, or
             there is no GPU and no ``arch``.
     """
@@ -86,7 +89,10 @@ def warmup(
 
     require_workers(workers)
     require_budget(budget_s)
-    dtypes, layouts, options = _several(dtypes), _several(layouts), _several(options)
+    require_observer(observe)
+    words = {"dtypes": dtypes, "layouts": layouts, "options": options}
+    dtypes, layouts, options = (_several(name, value) for name, value in words.items())
+    given = [_problem(each) for each in _several("problems", problems)]
     dispatcher = state.default_dispatcher()
     frozen = bool(dispatcher.kernels.on_miss)
     if frozen:
@@ -94,7 +100,6 @@ def warmup(
     index = torch.cuda.current_device() if arch is None and torch.cuda.is_available() else 0
     target, sm_count = _target(dispatcher, arch, index)
     asked = Table.load(table) if table is not None else dispatcher.table(index) if arch is None else None
-    given = [parse_problem(each) if isinstance(each, str) else each for each in _several(problems)]
     expected = read_source(source, m, asked)
     expected = replace(
         expected,
@@ -120,9 +125,24 @@ def warmup(
     return warmed
 
 
-def _several(given: str | Iterable[_T]) -> tuple[str | _T, ...]:
-    """Return what is given, of which one text alone is one."""
-    return (given,) if isinstance(given, str) else tuple(given)
+def _several(name: str, given: str | Iterable[_T]) -> tuple[str | _T, ...]:
+    """Return what is given, of which one text alone is one; raises UsageError."""
+    if isinstance(given, str):
+        return (given,)
+    if not isinstance(given, Iterable):
+        raise UsageError(f"{name} is {shown(given)}; valid: one text, or several in a list")
+    return tuple(given)
+
+
+def _problem(given: str | Problem) -> Problem:
+    """Return a problem, or that of its line; raises UsageError."""
+    if isinstance(given, str):
+        return parse_problem(given)
+    if not hasattr(given, "signature"):
+        raise UsageError(
+            f"problems holds {shown(given)}; valid: problems, and lines such as 'gemm 64x64x64 bf16 kk'"
+        )
+    return given
 
 
 def _target(dispatcher: Dispatcher, arch: str | Arch | None, index: int) -> tuple[Arch, int]:

@@ -23,6 +23,7 @@ from cutegen.measure.device import Device, or_else, present_device
 from cutegen.measure.policy import require_objective
 from cutegen.records.trials import TrialStore
 from cutegen.runtime.dispatch import autotune_disabled
+from cutegen.runtime.warming import require_observer
 from cutegen.search.defaults import default_config, predictor
 from cutegen.space import Config, Value
 from cutegen.tuning.backends import Backends, Children
@@ -30,7 +31,7 @@ from cutegen.tuning.progress import Observer, ignore_progress
 from cutegen.tuning.range_request import RangeEffort, RangeRequest, find_range_effort
 from cutegen.tuning.range_result import RangeResult
 from cutegen.tuning.range_run import untuned_range
-from cutegen.tuning.request import Effort, Request, find_effort
+from cutegen.tuning.request import Effort, Request, find_effort, require_seed
 from cutegen.tuning.result import Row, TuneResult
 from cutegen.tuning.result_cache import HistoryEntry, ResultCache
 from cutegen.tuning.session import Session
@@ -85,7 +86,8 @@ class AutoTuner:
         ArchError: The architecture is unknown, or cutegen has no target for the GPU.
         DeviceError: No architecture is given and there is no GPU.
         UsageError: There is no such effort, objective, context, source or ``busy``, no source is given,
-            ``budget_s`` is no number above 0, or a table or fallback is given where no GPU is measured.
+            ``budget_s`` is no number above 0, ``seed`` no integer, ``observe`` no function, or a table or
+            fallback is given where no GPU is measured.
     """
 
     def __init__(
@@ -135,12 +137,12 @@ class AutoTuner:
         named = find_range_effort(effort) if isinstance(effort, str) else RangeEffort()
         self._range_effort = range_effort or named
         self._budget_s = require_budget(budget_s)
-        self._seed = seed
+        self._seed = require_seed(seed)
         self._allow_torch = allow_torch
         self._again = again
         self._objective = require_objective(objective)
         self.context = require_context(context)
-        self._observe = observe
+        self._observe = require_observer(observe)
         self._children: Children | None = None
         self._results = ResultCache()
 

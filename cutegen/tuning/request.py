@@ -20,7 +20,7 @@ from cutegen.search.twins import alone, overlapped
 from cutegen.space import Config, Value
 from cutegen.text import shown
 
-__all__ = ["EFFORTS", "Effort", "Request", "deciding_files", "find_effort"]
+__all__ = ["EFFORTS", "Effort", "Request", "deciding_files", "find_effort", "require_seed"]
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,17 @@ def find_effort(name: str) -> Effort:
     if name not in EFFORTS:
         raise UsageError(f"unknown effort {shown(name)}; valid: {', '.join(EFFORTS)}")
     return EFFORTS[name]
+
+
+def require_seed(seed: int) -> int:
+    """Return ``seed``.
+
+    Raises:
+        UsageError: It is no integer.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise UsageError(f"seed is {shown(seed)}; it must be an integer")
+    return seed
 
 
 @dataclass(frozen=True)
