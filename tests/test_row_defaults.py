@@ -56,6 +56,21 @@ def test_half_a_warp_takes_two_of_many_short_rows(rows: int, threads: int, at_a_
     assert (found["threads_per_row"], found["rows_per_thread"]) == (threads, at_a_time)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "rmsnorm 134217728x262144 bf16",
+        "rmsnorm 915592029x50920 fp16 weight=none",
+        "cross_entropy 1958910548x18704 bf16 gradient smoothing",
+    ],
+)
+def test_so_many_rows_that_the_usual_clusters_are_too_many_have_a_default(line: str) -> None:
+    """Fewer CTAs share a row there, however little that suits it."""
+    problem = parse_problem(line)
+    space = find_space(problem.family, ARCH)
+    space.require(problem, space.default(problem))
+
+
 def _is_timed(space: Space, problem: Problem, config: Config, default: Config) -> bool:
     """Whether the time of a config is that of the default, or of one that differs in when the next may start,
     unless that changes how many CTAs must find room."""

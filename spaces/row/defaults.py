@@ -199,7 +199,8 @@ def choose_default(space: Space, problem: Any) -> Config:
             if not smem_by_default(problem, config, sm_count):
                 return config
             return in_smem(space, problem, config, first_turn=4)
-    return Config(base)
+    # So many long rows that the grid has no room for the clusters that keep them in registers.
+    return next(space.configs(problem), Config(base))
 
 
 def kernel_of(space: Space, problem: Any, config: Config, registers: RegistersTaken) -> Kernel:
@@ -328,13 +329,16 @@ def fastest_expected(space: Space, problem: Any, *, by: DefaultByTerms, ring: st
     for config, *_ in sorted(usual or kernels, key=expected):
         if config["row_in"] == "smem":
             wanted = FEW_IN_SMEM if few_for_smem(problem, sm_count) else IN_SMEM
-            return in_smem(space, problem, config, wanted=wanted)
-        if not space.explain(problem, config):
+            config = in_smem(space, problem, config, wanted=wanted)
+            if not space.explain(problem, config):
+                return config
+        elif not space.explain(problem, config):
             least, most = (rows * sm_count for rows in by.half_warps)
             if problem.m <= by.pairs:
                 return in_pairs(space, problem, config, WARP)
             return in_pairs(space, problem, config, 8) if least < problem.m <= most else config
-    return Config({knob: values[0] for knob, values in space.domains.items()})
+    first = Config({knob: values[0] for knob, values in space.domains.items()})
+    return next(space.configs(problem), first)  # the grid has no room for the usual clusters
 
 
 def in_pairs(space: Space, problem: Any, config: Config, threads: int) -> Config:
