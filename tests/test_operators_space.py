@@ -15,7 +15,8 @@ from cutegen.errors import ConfigError, ProblemError, ResourceError
 from cutegen.families.gemm import operator_package as operator_api
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space, find_template, space_of
-from cutegen.space import Config, Launch
+from cutegen.search.defaults import default_config, strategy_of
+from cutegen.space import Config, Launch, Space
 
 SM90, SM100 = find_arch("sm_90a"), find_arch("sm_100a")
 SPACE, BLACKWELL = find_space("gemm", SM90, "operators"), find_space("gemm", SM100, "operators")
@@ -31,6 +32,13 @@ def fresh() -> Iterator[None]:
 
 
 # --- the space ---
+
+
+@pytest.mark.parametrize("space", [SPACE, BLACKWELL])
+def test_no_model_chooses_among_operators(space: Space) -> None:
+    """It knows cutegen's kernels only."""
+    assert strategy_of(space) is None
+    assert default_config(space, PROBLEM) == next(space.configs(PROBLEM))
 
 
 @pytest.mark.parametrize(("space", "count"), [(SPACE, 24), (BLACKWELL, 400)])

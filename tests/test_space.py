@@ -331,6 +331,39 @@ def test_a_problem_that_no_config_computes_is_nobodys_mistake() -> None:
         toy().default(Problem(8, 64, 64))
 
 
+def test_rules_that_stand_in_the_way_are_named() -> None:
+    """Not those that the default happens to break, which others keep."""
+
+    def size_is_large(size: int, problem: Problem) -> bool:
+        """size must be 8 for so few rows."""
+        return size == 8
+
+    def size_fits(size: int, problem: Problem) -> bool:
+        """size must be at most 4 for so few columns."""
+        return size <= 4
+
+    def size_is_two(size: int, problem: Problem) -> bool:
+        """size must be 2 for such a k."""
+        return size == 2
+
+    def not_so(problem: Problem) -> bool:
+        """No size is fine."""
+        return False
+
+    large, fits = (
+        f"{rule.__name__}: {' '.join((rule.__doc__ or '').split())}" for rule in (size_is_large, size_fits)
+    )
+    start = f"{PROBLEM} cannot be computed on sm_90a: "
+    for rules, why in (
+        ((size_fits, size_is_two, size_is_large), large),
+        ((size_is_large, size_fits), f"no config keeps all of {large}; {fits}"),
+        ((size_is_large, not_so), "not_so: No size is fine."),
+    ):
+        with pytest.raises(ProblemError) as caught:
+            toy(rules).default(PROBLEM)
+        assert str(caught.value) == start + why
+
+
 @pytest.mark.parametrize("missing", [None, "", "   \n  "])
 def test_a_rule_without_a_reason_is_refused(missing: str | None) -> None:
     """The docstring is what users read."""

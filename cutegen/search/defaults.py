@@ -164,5 +164,10 @@ def predictor(
 
 
 def strategy_of(space: Space) -> Strategy | None:
-    """Return the performance model of the algorithm that ``space`` is of; None where there is none."""
+    """Return the performance model of the algorithm that ``space`` is of; None where there is none.
+
+    It says nothing of kernels that are not of cutegen's templates.
+    """
+    if space.source != "cutegen":
+        return None
     return find_family(space.family).strategy(space.arch, space.algorithm)

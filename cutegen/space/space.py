@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Any
@@ -144,6 +144,11 @@ class Space:
         )
         object.__setattr__(self, "_known", known)
         object.__setattr__(self, "_free_rules", tuple(rule for rule in self.rules if not rule.knobs))
+
+    @property
+    def source(self) -> str:
+        """Whose kernels its configs are: ``cutegen``, unless its knob ``source`` names another."""
+        return str(self.domains.get("source", ("cutegen",))[0])
 
     @property
     def algorithm(self) -> str:
@@ -306,10 +311,22 @@ class Space:
         if not violations:
             return config
         if next(self.configs(problem), None) is None:
-            first = violations[0]
-            raise ProblemError(f"{problem} cannot be computed on {self.arch}: {first.rule}: {first.reason}")
+            rules = impossible or self._in_the_way(problem) or violations[:1]
+            why = "; ".join(f"{rule.rule}: {rule.reason}" for rule in rules)
+            several = "" if impossible or len(rules) == 1 else "no config keeps all of "
+            raise ProblemError(f"{problem} cannot be computed on {self.arch}: {several}{why}")
         broken = ", ".join(v.rule for v in violations)
         raise SpaceError(f"default {config} for {problem} breaks {broken}")
+
+    def _in_the_way(self, problem: Problem) -> tuple[Violation, ...]:
+        """Return each rule without which a config would be valid, where none is: not all that one config breaks."""
+        found = []
+        for rule in self.rules:
+            others = tuple(other for other in self.rules if other is not rule)
+            looks = "problem" in rule.context  # another problem would not mend a rule over knobs alone
+            if looks and next(replace(self, rules=others).configs(problem), None) is not None:
+                found.append(Violation(rule.name, rule.reason))
+        return tuple(found)
 
     def neighbours(self, problem: Problem, config: Config) -> Iterator[Config]:
         """Yield the valid configs that differ from ``config`` in one knob, by one step of its domain.
