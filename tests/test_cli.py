@@ -26,10 +26,13 @@ from cutegen.build.store import Store
 from cutegen.cli import main as cli
 from cutegen.cli import space as cli_space
 from cutegen.errors import DeviceError
+from cutegen.families.registry import find_space, parse_problem
+from cutegen.family import Problem
 from cutegen.records.table import Table
 from cutegen.records.trials import TrialStore
 from cutegen.tuning import AutoTuner
 from cutegen.tuning.backends import Backends
+from cutegen.tuning.transfer import Imported
 
 SHAPE = "4096x4096x4096"
 
@@ -420,6 +423,34 @@ def test_a_bundle_carries_candidates_to_a_machine_without_compiler(
     data[len(data) // 2] ^= 1
     bundle.write_bytes(data)
     assert tune(*there, "--cache-dir", str(tmp_path / "c")) == 3
+
+
+def test_of_a_bundle_the_family_that_is_named_is_tuned(
+    gpu: FakeBench, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All families of the bundle if none is named; a family that it has nothing of is refused."""
+    problems = [parse_problem(f"gemm {SHAPE} bf16 kk"), parse_problem("softmax 64x256 bf16")]
+    held = {p: (find_space(p.family, DEVICE.arch).default(p),) for p in problems}
+    monkeypatch.setattr(
+        cutegen.cli.tune, "import_candidates", lambda *given: Imported(DEVICE.arch, TOOLCHAIN, held)
+    )
+    asked: list[Problem] = []
+    monkeypatch.setattr(
+        cutegen.cli.tune, "_request", lambda tuner, item, *rest, **more: asked.append(item.problem)
+    )
+    monkeypatch.setattr(cutegen.cli.tune, "_collect", lambda *given: {})
+    bundle = tmp_path / "candidates.tar"
+    bundle.touch()
+    there = ["--import", str(bundle), "--quiet"]
+    for family, wanted in ((["softmax"], problems[1:]), ([], problems)):
+        asked.clear()
+        assert cutegen.cli.tune.main([*family, *there]) == 0
+        assert asked == wanted
+    capsys.readouterr()
+    assert cutegen.cli.tune.main(["rmsnorm", *there]) == 2
+    assert "no candidates of rmsnorm; it has some of gemm, softmax: name one" in capsys.readouterr().err
+    assert cutegen.cli.tune.main([*there, "--shape", SHAPE]) == 2
+    assert "no FAMILY given" in capsys.readouterr().err
 
 
 @pytest.mark.dsl

@@ -54,7 +54,7 @@ def _run(args: argparse.Namespace) -> int:
     if recording is not None:
         shapes = recording.shapes(args)
     elif imported is not None and not shapes:
-        shapes = tuple(NamedProblem(str(p), p) for p in imported.candidates)
+        shapes = _held(args, imported)
     _require_measured(args, shapes)
     display = make_display(args.quiet)
     with _tuner(args, device, imported, display) as tuner:
@@ -66,10 +66,12 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _require_family(args: argparse.Namespace) -> None:
-    """Refuse a command that names no family although it has no recording, or shapes although it has one."""
-    if args.recorded is None and args.family is None:
+    """Refuse a command that names no family and no file that does, or shapes although it has a recording."""
+    told = args.recorded is not None or (args.bundle is not None and not args.shape and args.shapes is None)
+    if args.family is None and not told:
         raise UsageError(
-            f"no FAMILY given; known: {', '.join(families())}; or --kernel FILE.py, or --recorded FILE"
+            f"no FAMILY given; known: {', '.join(families())}; or --kernel FILE.py, --recorded FILE, or "
+            "--import FILE without shapes"
         )
     if args.recorded is not None and (args.shape or args.shapes or args.bundle):
         raise UsageError("--recorded says what to tune; leave out --shape, --shapes and --import")
@@ -135,6 +137,18 @@ def _import(args: argparse.Namespace, device: Device | None) -> Imported | None:
 
     store = Store.at(args.cache_dir)
     return import_candidates(args.bundle, store, require)
+
+
+def _held(args: argparse.Namespace, imported: Imported) -> tuple[NamedProblem, ...]:
+    """Return the problems of a bundle, those of one family if that is named."""
+    found = tuple(NamedProblem(str(p), p) for p in imported.candidates if args.family in (None, p.family))
+    if not found:
+        held = ", ".join(sorted({problem.family for problem in imported.candidates}))
+        raise UsageError(
+            f"bundle {args.bundle} has no candidates of {args.family}; it has some of {held}: name one of "
+            "these, or leave FAMILY out for all"
+        )
+    return found
 
 
 def _tuner(
@@ -274,7 +288,7 @@ def _print_places(tuner: AutoTuner, args: argparse.Namespace, found: Sequence[Tu
 
 def _again(args: argparse.Namespace) -> str:
     alone = args.kernel is not None and len(args.kernel) == 1
-    family = "" if alone else f" {args.family or families()[0]}"
+    family = "" if alone or args.family is None else f" {args.family}"
     return f"python -m cutegen.tune{family}{_folders(args)}"
 
 

@@ -48,7 +48,7 @@ inspected, and times are predictions of the performance model. More: docs/tuning
 
 To compile on one machine and measure on another:
   1. python -m cutegen.tune gemm --arch sm_90a --shapes shapes.toml --export candidates.tar
-  2. python -m cutegen.tune gemm --import candidates.tar       # needs no compiler and no --shapes
+  2. python -m cutegen.tune --import candidates.tar            # needs no compiler and no --shapes
 
 exit codes:
   0    every shape has a winner
@@ -67,7 +67,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_family_argument(parser, "--kernel or --recorded")
+    add_family_argument(parser, "--kernel, --recorded or --import")
     add_problem_arguments(parser, ranges=True)
     parser.add_argument(
         "--recorded",
