@@ -179,6 +179,8 @@ def test_an_interrupted_run_exits_with_130(gpu: FakeBench, capsys: pytest.Captur
         (["--shape", SHAPE, "--dtype", "fp64"], 2, "unsupported input dtype"),
         (["--shape", SHAPE, "--layout", "xy"], 2, "unknown layout"),
         (["--shape", SHAPE, "--options", "act=tanh"], 2, "unknown activation"),
+        (["--shape", SHAPE, "--options", "act="], 2, "act takes a value: act=relu"),
+        (["--shape", SHAPE, "--options", "beta="], 2, "beta takes no value"),
         (["--shape", SHAPE, "--arch", "sm_90"], 2, "did you mean sm_90a"),
         (["--shapes", "/nowhere.toml"], 2, "does not exist"),
         (["--shapes", "/nowhere.toml", "--dtype", "fp16"], 2, "--dtype goes with --shape"),
@@ -323,6 +325,26 @@ def test_space_names_mistakes(capsys: pytest.CaptureFixture[str], words: list[st
     """Bad usage of the space command exits with 2 and one message."""
     assert space(*words) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("space", ["--dtype", ""]),
+        ("space", ["--out-dtype", " "]),
+        ("space", ["--layout", ""]),
+        ("tune", ["--sources", ","]),
+        ("warm", ["--dtype", ","]),
+        ("warm", ["--dtype", "bf16,,fp16"]),
+        ("warm", ["--layout", ""]),
+    ],
+)
+def test_an_empty_word_is_refused(capsys: pytest.CaptureFixture[str], command: str, words: list[str]) -> None:
+    """It is no way to say the default."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main([command, "gemm", "--arch", "sm_90a", "--shape", SHAPE, *words])
+    assert caught.value.code == 2
+    assert "empty" in capsys.readouterr().err
 
 
 def test_the_umbrella_command_lists_and_hands_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,6 +59,11 @@ def test_a_file_gives_its_shapes_in_order(tmp_path: Path) -> None:
         ("", "holds no"),
         ("[[shape", "is not TOML"),
         ("shape = 3", "holds no"),
+        (
+            "dtype = 'fp16'\n[[shape]]\nm = 64\nn = 64\nk = 64\n",
+            "unknown key 'dtype' beside the shapes; known",
+        ),
+        ("[[shapes]]\nm = 64\nn = 64\nk = 64\n", r"unknown key 'shapes' \(did you mean shape\?\)"),
         ("shape = [1]", "shape 1 is 1"),
         ('[[shape]]\nid = "A"\nm = 64\nn = 64\n', r"shape 1 \(A\) lacks k"),
         ("[[shape]]\nm = 64\nn = 64\nk = '64'\n", "k is '64'; it must be an integer"),

@@ -40,6 +40,8 @@ __all__ = [
     "parse_set",
     "positive_float",
     "positive_int",
+    "word",
+    "words",
 ]
 
 EXIT_CODES = """exit codes:
@@ -112,6 +114,21 @@ def file_path(text: str) -> Path:
     return Path(text)
 
 
+def word(text: str) -> str:
+    """Return ``text``, which must not be empty; for ``argparse``."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"{shown(text)} is empty; give a value, or leave the argument out")
+    return text
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Return the words of ``text``, which commas part, none of them empty; for ``argparse``."""
+    found = tuple(word.strip() for word in text.split(","))
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"{shown(text)} has an empty word; write one word, or several: A,B")
+    return found
+
+
 def add_problem_arguments(parser: argparse.ArgumentParser, *, ranges: bool = False) -> None:
     """Add the arguments that say what is to be computed; ``ranges``: a size may be a range."""
     group = parser.add_argument_group("problem")
@@ -131,14 +148,19 @@ def add_problem_arguments(parser: argparse.ArgumentParser, *, ranges: bool = Fal
     )
     group.add_argument(
         "--dtype",
+        type=word,
         help=f"dtype of the operands: {_values('dtype')}, or PyTorch's names (default: the first of the "
         "family; tf32, mxfp8 and nvfp4 are for Blackwell)",
     )
     group.add_argument(
-        "--out-dtype", metavar="DTYPE", help="dtype of the output of a GEMM (default: --dtype if possible)"
+        "--out-dtype",
+        type=word,
+        metavar="DTYPE",
+        help="dtype of the output of a GEMM (default: --dtype if possible)",
     )
     group.add_argument(
         "--layout",
+        type=word,
         help=f"GEMM: contiguous axis of A, then of B: {_values('layout', 'gemm')} (default kk, torch's "
         f"x @ w.T). Gated families: how gate and up are stored: {_values('layout', 'gated_gemm')} "
         "(default halves)",

@@ -18,6 +18,7 @@ from cutegen.cli.args import (
     integer,
     positive_float,
     positive_int,
+    words,
 )
 from cutegen.cli.report import LEGEND
 from cutegen.cli.wrapped_text import say
@@ -133,7 +134,7 @@ def _add_effort(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--sources",
-        type=_words,
+        type=words,
         default=("cutegen",),
         metavar="S1,S2",
         help=f"providers of kernels: {','.join(SOURCES)} (NVIDIA's Operator API, which needs pip install "
@@ -177,10 +178,6 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
         "faster), expected (where PyTorch was measured or, untuned, is predicted to be faster), measured, or "
         "none (default: keep what the table says)",
     )
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def _add_files(parser: argparse.ArgumentParser) -> None:

@@ -19,6 +19,7 @@ from cutegen.cli.args import (
     file_path,
     load_given_families,
     positive_float,
+    words,
 )
 from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.cli.progress_display import Display, make_display
@@ -93,10 +94,10 @@ def _parser() -> argparse.ArgumentParser:
 def _add_wanted(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("kernels")
     group.add_argument(
-        "--dtype", type=_words, default=(), metavar="D1,D2", help="dtypes (default: the first of the family)"
+        "--dtype", type=words, default=(), metavar="D1,D2", help="dtypes (default: the first of the family)"
     )
     group.add_argument(
-        "--layout", type=_words, default=(), metavar="L1,L2", help="layouts of a GEMM (default: kk)"
+        "--layout", type=words, default=(), metavar="L1,L2", help="layouts of a GEMM (default: kk)"
     )
     group.add_argument(
         "--options",
@@ -123,10 +124,6 @@ def _add_wanted(parser: argparse.ArgumentParser) -> None:
         "--table", type=file_path, metavar="FILE", help="compile all kernels of this dispatch table"
     )
     add_kernel_arguments(group)
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def _run(args: argparse.Namespace) -> int:

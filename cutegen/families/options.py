@@ -20,14 +20,14 @@ def read_options(family: Family, words: str, given: Mapping[str, str] | None = N
         given: Options that are given elsewhere.
 
     Raises:
-        UsageError: The family has no such option, or it is given twice.
+        UsageError: The family has no such option, it is given twice, or it lacks its value.
     """
     found: dict[str, str | bool] = dict(given or {})
     for word in words.split():
         name, equals, value = word.partition("=")
         option = family.option(name)
-        if option is None or option.is_flag == bool(equals) or option.name in found:
-            repeated = option is not None and option.name in found
+        repeated = option is not None and option.name in found
+        if option is None or repeated or (equals if option.is_flag else not value):
             raise UsageError(f"--options: {refusal(word, family.options, repeated=repeated)}")
         found[option.name] = True if option.is_flag else value
     for name in found:

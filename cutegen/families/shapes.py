@@ -18,6 +18,8 @@ __all__ = ["NamedProblem", "NamedRange", "Shape", "read_shapes", "read_shapes_an
 
 #: Keys that describe a shape to people only.
 _NOTES = ("id", "note")
+#: The only key of a file, under which its shapes are.
+_TABLES = "shape"
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,14 @@ def read_shapes_and_ranges(path: Path, family: str = "gemm") -> tuple[Shape, ...
         ResourceError: There is no such family.
     """
     declared = find_family(family)
-    tables = read_toml(path, "shapes file", malformed=UsageError, unreadable=UsageError).get("shape")
+    document = read_toml(path, "shapes file", malformed=UsageError, unreadable=UsageError)
+    unknown = next((key for key in document if key != _TABLES), None)
+    if unknown is not None:
+        raise UsageError(
+            f"{path}: unknown key {shown(unknown)}{did_you_mean(unknown, [_TABLES])} beside the shapes; known "
+            f"there: {_TABLES}. What a shape says stands in its own [[shape]] table"
+        )
+    tables = document.get(_TABLES)
     if not isinstance(tables, list) or not tables:
         raise UsageError(f"{path} holds no [[shape]] table; each needs at least {_needed(declared)}")
     shapes = tuple(_read_shape(path, i, table, declared) for i, table in enumerate(tables, 1))
