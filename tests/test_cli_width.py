@@ -152,10 +152,28 @@ def test_a_table_for_another_gpu_answers_nothing(
     other = tmp_path / "other.json"
     Table(replace(known.fingerprint, compute_capability="10.0a"), known.entries.values()).save(other)
     text, [found] = explained(capsys, "--table", str(other), "--shape", "64x7168x2048")
-    assert "the table is ignored: it is for compute capability 10.0a" in " ".join(text.split())
+    ignored = "the table is ignored: compute_capability is '10.0a' in the table but '9.0a' here"
+    assert ignored in " ".join(text.split())
     assert found["how"] == "default" and found["table_ignored"]
     text, _ = explained(capsys, "--shape", SHAPE)
     assert "there is no table to ask" in text
+
+
+@pytest.mark.parametrize("field", ["cutegen", "cutlass_dsl", "cuda_runtime"])
+def test_without_a_gpu_a_table_of_other_software_answers_nothing(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], field: str
+) -> None:
+    """Of the GPU nothing is known but its architecture: any name, driver and number of SMs will do."""
+    known = Table.load(table)
+    other, elsewhere = tmp_path / "other.json", tmp_path / "elsewhere.json"
+    Table(replace(known.fingerprint, **{field: "0.0.1"}), known.entries.values()).save(other)
+    there = replace(known.fingerprint, gpu_name="NVIDIA H100 PCIe", sm_count=114, cuda_driver="12.9")
+    Table(there, known.entries.values()).save(elsewhere)
+    text, [found] = explained(capsys, "--table", str(other), "--shape", "64x7168x2048")
+    assert f"the table is ignored: {field} is '0.0.1' in the table but" in " ".join(text.split())
+    assert found["how"] == "default"
+    text, [found] = explained(capsys, "--table", str(elsewhere), "--shape", "64x7168x2048")
+    assert found["how"] == "exact" and not found["table_ignored"] and "114 SMs" in text
 
 
 def test_a_range_is_explained_size_by_size(

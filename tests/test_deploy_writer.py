@@ -12,6 +12,7 @@ from fake_gpu import build_driver, run_with_driver
 from fake_kernels import H200
 from fake_torch import Torch
 
+from cutegen.arch import find_arch
 from cutegen.build import Toolchain
 from cutegen.build.store import Store
 from cutegen.cli.pin import main
@@ -50,6 +51,20 @@ def test_wildcards_accept_another_gpu(tmp_path: Path, monkeypatch: pytest.Monkey
     a, b, _ = operands(Problem.parse(LINES[0]), torch)
     deployment.gemm(a, b)
     assert log.read_text().count("call") == 1
+
+
+def test_a_table_for_any_capability_is_pinned_for_the_one_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is for that one alone, whose kernels it holds."""
+    table = write_table(tmp_path / "t.json", LINES[:1], compute_capability="*")
+    workshop = Workshop(tmp_path / "cache")
+    monkeypatch.setattr("cutegen.cli.pin.Kernels", lambda store, build: workshop.kernels(build=build))
+    words = ["--table", str(table), "--out", str(tmp_path / "deploy")]
+    assert main(words) == 3
+    assert main([*words, "--arch", "sm_90a"]) == 0
+    manifest = json.loads((tmp_path / "deploy" / "manifest.json").read_text())
+    assert manifest["gpu"]["compute_capability"] == "9.0"
 
 
 def test_torch_winners_ship_without_a_kernel(tmp_path: Path) -> None:
@@ -108,8 +123,13 @@ def test_what_cannot_be_pinned_is_said(tmp_path: Path, capsys: pytest.CaptureFix
     with pytest.raises(PinError, match=r"compiled by nvidia-cutlass-dsl 4\.0\.0, and .* tune again"):
         pin_table(old, out, kernels=gpu.kernels())
     anywhere = write_table(tmp_path / "any.json", LINES[:1], compute_capability="*")
-    with pytest.raises(PinError, match=r"the table is for compute capability \*"):
+    with pytest.raises(PinError, match=r"for any compute capability \('\*'\).*; name it with --arch"):
         pin_table(anywhere, out, kernels=gpu.kernels())
+    with pytest.raises(PinError, match=r"compute_capability is '9\.0a' in the table but '10\.0a' here"):
+        pin_table(table, out, kernels=gpu.kernels(), arch=find_arch("sm_100a"))
+    early = write_table(tmp_path / "early.json", LINES[:1], cutegen="0.0.1")
+    with pytest.raises(PinError, match=r"no call would use the table: cutegen is '0\.0\.1' in the table but"):
+        pin_table(early, out, kernels=gpu.kernels())
     nameless = tmp_path / "tf32.json"
     entry = Entry(Problem.parse("gemm 64x128x256 tf32 kk"), None, source="torch")
     Table(Fingerprint.of(H200, Toolchain.current()), [entry]).save(nameless)

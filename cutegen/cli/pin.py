@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from cutegen.arch import ARCHES, find_arch
 from cutegen.build.store import Store
 from cutegen.cli.args import (
     EXIT_CODES,
@@ -102,6 +103,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SIZE=FIRST..LAST",
         help="serve all of these sizes for every kind of problem in the table, such as m=1..8192; repeatable",
     )
+    parser.add_argument(
+        "--arch",
+        metavar="NAME",
+        help=f"the target, where the table is for any compute capability: {', '.join(ARCHES)} (default: what "
+        "the table says)",
+    )
     _add_torch_arguments(parser)
     parser.add_argument(
         "--cpp",
@@ -134,6 +141,7 @@ def _add_torch_arguments(parser: Parser) -> None:
 def _run(args: argparse.Namespace) -> int:
     store = Store.at(args.cache_dir)
     kernels = Kernels(store, build="never" if args.no_build else "allow")
+    arch = None if args.arch is None else find_arch(args.arch)
     if args.families is not None:
         load_families(args.families)
     for path in args.kernel or ():
@@ -155,6 +163,7 @@ def _run(args: argparse.Namespace) -> int:
         cpp=args.cpp,
         whole_table=not args.recorded,
         leave_out=lambda problem, why: say(f"left out: {problem}; {why}"),
+        arch=arch,
     )
     for item in pinned:
         say(str(item))

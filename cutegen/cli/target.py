@@ -47,11 +47,7 @@ def find_target(args: argparse.Namespace, *otherwise: str) -> tuple[Arch, int, T
     if table is None:
         return arch, sm_count, None, ""
     made_for = table.fingerprint
-    if device is not None:
-        reasons = table.mismatch(Fingerprint.of(device))
-    else:
-        capability = made_for.compute_capability
-        same = capability == "*" or f"sm_{capability.replace('.', '')}" == arch.name
-        reasons = () if same else (f"it is for compute capability {capability}",)
-        sm_count = made_for.sm_count if isinstance(made_for.sm_count, int) and same else sm_count
+    reasons = table.mismatch(Fingerprint.of(device) if device else Fingerprint.of_target(arch))
+    if device is None and not reasons and isinstance(made_for.sm_count, int):
+        sm_count = made_for.sm_count
     return arch, sm_count, None if reasons else table, "; ".join(reasons)

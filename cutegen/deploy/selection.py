@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from itertools import pairwise
 
@@ -110,14 +110,22 @@ class Selection:
         table: The table.
         kernels: Where compiled kernels come from, and whether missing ones are compiled.
         fallback: Where torch answers instead of a kernel: one of :data:`PINNED_FALLBACKS`.
+        arch: The target, if the table may not say it.
 
     Raises:
-        PinError: The table does not say for what it is.
+        PinError: Neither says for what the table is, or it is for another target or version of cutegen.
     """
 
-    def __init__(self, table: Table, kernels: Kernels, fallback: str = "none") -> None:
+    def __init__(
+        self, table: Table, kernels: Kernels, fallback: str = "none", arch: Arch | None = None
+    ) -> None:
         self._table, self._kernels, self._fallback = table, kernels, fallback
-        self._arch, self._sm_count = _target(table.fingerprint)
+        self._arch, self._sm_count = _target(table, arch)
+
+    @property
+    def arch(self) -> Arch:
+        """What the kernels run on."""
+        return self._arch
 
     def problem(self, problem: Problem) -> Pinned:
         """Return what ships for a problem.
@@ -279,18 +287,32 @@ def _alike(one: Pinned | None, other: Pinned | None) -> bool:
     return (_symbol(one), one.launch) == (_symbol(other), other.launch)
 
 
-def _target(fingerprint: Fingerprint) -> tuple[Arch, int]:
-    """Return what the table's kernels run on."""
-    name = f"sm_{fingerprint.compute_capability.replace('.', '')}"
-    try:
-        arch = find_arch(name)
-    except ArchError as error:
+def _target(table: Table, given: Arch | None) -> tuple[Arch, int]:
+    """Return what the table's kernels run on, which must be what is ``given``."""
+    fingerprint = table.fingerprint
+    arch = given or _arch_of(fingerprint.compute_capability)
+    # By what a kernel was compiled its artifact says, which may be of another toolchain than is here.
+    present = replace(Fingerprint.of_target(arch), cuda_runtime=ANY, cutlass_dsl=ANY)
+    if reasons := table.mismatch(present):
         raise PinError(
-            f"the table is for compute capability {fingerprint.compute_capability}: {error}"
-        ) from error
+            f"no call would use the table: {'; '.join(reasons)}; tune again, or put {ANY!r} into that field "
+            "of its _metadata"
+        )
     if isinstance(fingerprint.sm_count, int):
         return arch, fingerprint.sm_count
     return arch, arch.nominal_sm_count
+
+
+def _arch_of(capability: str) -> Arch:
+    if capability == ANY:
+        raise PinError(
+            f"the table is for any compute capability ({ANY!r}), and kernels are for one; name it with "
+            "--arch (arch= in Python), such as sm_90a"
+        )
+    try:
+        return find_arch(f"sm_{capability.replace('.', '')}")
+    except ArchError as error:
+        raise PinError(f"the table is for compute capability {capability}: {error}") from error
 
 
 def ranges_over(table: Table, size: str, first: int, last: int) -> tuple[Range, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from cutegen import __version__
+from cutegen.arch import Arch
 from cutegen.build import Artifact
 from cutegen.build.toolchain import host_flags
 from cutegen.deploy.cpp_library import build_library, tables_text
@@ -54,6 +55,7 @@ def pin_table(
     cpp: bool = False,
     whole_table: bool = True,
     leave_out: Callable[[Problem | Range, str], None] = lambda problem, why: None,
+    arch: Arch | None = None,
 ) -> tuple[Pinned | PinnedRange, ...]:
     """Write the winners of ``table`` into the folder ``out``, ready to ship, and return them.
 
@@ -75,11 +77,12 @@ def pin_table(
             the GEMMs as the operator ``cutegen_pinned::gemm`` in torch's stable ABI.
         whole_table: Whether everything that the table answers is pinned, or ``problems`` alone.
         leave_out: Told of each entry or range that is left out, and why.
+        arch: The target; needed where the table is for any compute capability.
 
     Raises:
-        PinError: The table is empty or does not say for what, a kernel is not to be had, no call can pose one
-            of ``problems`` or any entry, ``out`` holds something else or cannot be written, or the C++
-            library cannot be built.
+        PinError: The table is empty, does not say for what, or is for another target or version of cutegen; a
+            kernel is not to be had; no call can pose one of ``problems`` or any entry; ``out`` holds something
+            else or cannot be written; or the C++ library cannot be built.
         UsageError: There is no such ``outside`` or ``fallback``.
         StoreError: The table or the cache cannot be read.
         TableError: The table is malformed.
@@ -89,7 +92,7 @@ def pin_table(
     if fallback not in PINNED_FALLBACKS:
         raise UsageError(f"fallback is {shown(fallback)}; valid: {', '.join(PINNED_FALLBACKS)}")
     source = Table.load(table)
-    selection = Selection(source, kernels or Kernels(), fallback)
+    selection = Selection(source, kernels or Kernels(), fallback, arch)
     wanted, left_out = _wanted(source, problems, whole_table=whole_table)
     if not wanted:
         raise PinError(f"dispatch table {table} has no entries, so there is nothing to pin; tune first")
@@ -99,7 +102,9 @@ def pin_table(
             selection.range(problem) if isinstance(problem, Range) else selection.problem(problem)
             for problem in wanted
         )
-        replace_folder(place, out, _files(table, source.fingerprint, pinned, outside, cpp=cpp))
+        replace_folder(
+            place, out, _files(table, _gpu(source.fingerprint, selection.arch), pinned, outside, cpp=cpp)
+        )
     except CutegenError:
         raise
     except OSError as error:
@@ -164,7 +169,12 @@ def _left_out(problems: Iterable[Problem | Range]) -> dict[Problem | Range, str]
 
 
 def _files(
-    table: Path, fingerprint: Fingerprint, pinned: Sequence[Pinned | PinnedRange], outside: str, *, cpp: bool
+    table: Path,
+    gpu: Mapping[str, Json],
+    pinned: Sequence[Pinned | PinnedRange],
+    outside: str,
+    *,
+    cpp: bool,
 ) -> dict[str, bytes]:
     """Return the contents of the folder by name: the manifest first, the loader and its bytecode last."""
     every = [each for item in pinned for each in (item.pinned if isinstance(item, PinnedRange) else [item])]
@@ -177,7 +187,7 @@ def _files(
     manifest: dict[str, Json] = {
         "schema": SCHEMA,
         "cutegen": __version__,
-        "gpu": _gpu(fingerprint),
+        "gpu": {**gpu},
         "cpu_flags": sorted(frozenset().union(*(host_flags(host) for host in hosts))),
         **_lists([item for item in pinned if isinstance(_first(item), Gemm)]),
         "outside": outside,
@@ -264,11 +274,10 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _gpu(fingerprint: Fingerprint) -> dict[str, Json]:
-    capability = fingerprint.compute_capability.rstrip("abcdefghijklmnopqrstuvwxyz")
+def _gpu(fingerprint: Fingerprint, arch: Arch) -> dict[str, Json]:
     return {
         "gpu_name": fingerprint.gpu_name,
-        "compute_capability": capability,
+        "compute_capability": ".".join(map(str, arch.compute_capability)),
         "sm_count": fingerprint.sm_count,
     }
 

@@ -70,8 +70,8 @@ def read_shapes_and_ranges(path: Path, family: str = "gemm") -> tuple[Shape, ...
     unknown = next((key for key in document if key != _TABLES), None)
     if unknown is not None:
         raise UsageError(
-            f"{path}: unknown key {shown(unknown)}{did_you_mean(unknown, [_TABLES])} beside the shapes; known "
-            f"there: {_TABLES}. What a shape says stands in its own [[shape]] table"
+            f"{path}: unknown key {shown(unknown)}{did_you_mean(unknown, [_TABLES])} beside the shapes; "
+            f"known there: {_TABLES}. What a shape says stands in its own [[shape]] table"
         )
     tables = document.get(_TABLES)
     if not isinstance(tables, list) or not tables:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from cutegen import __version__
+from cutegen.arch import Arch
 from cutegen.build import Toolchain, is_artifact_key
 from cutegen.digest import Json
 from cutegen.errors import TableError
@@ -56,15 +57,25 @@ class Fingerprint:
         Without an installed compiler, the compiler's fields match anything: kernels are then prebuilt, under
         keys that include their toolchain.
         """
-        toolchain = toolchain or Toolchain.current()
-        major, minor = device.compute_capability
-        suffix = re.sub(r"^sm_\d+", "", device.arch.name)
-        base = re.match(r"\d+(\.\d+)*", __version__)
-        return cls(
+        return replace(
+            cls.of_target(device.arch, toolchain),
             gpu_name=device.name,
-            compute_capability=f"{major}.{minor}{suffix}",
             sm_count=device.sm_count,
             cuda_driver=device.cuda_driver_version,
+        )
+
+    @classmethod
+    def of_target(cls, arch: Arch, toolchain: Toolchain | None = None) -> Fingerprint:
+        """Return as :meth:`of` what is known of ``arch`` without its GPU, whose own fields match anything."""
+        toolchain = toolchain or Toolchain.current()
+        major, minor = arch.compute_capability
+        suffix = re.sub(r"^sm_\d+", "", arch.name)
+        base = re.match(r"\d+(\.\d+)*", __version__)
+        return cls(
+            gpu_name=ANY,
+            compute_capability=f"{major}.{minor}{suffix}",
+            sm_count=ANY,
+            cuda_driver=ANY,
             cuda_runtime=toolchain.flavour.removeprefix("cu") or ANY,
             cutlass_dsl=toolchain.compiler_version or ANY,
             cutegen=base.group() if base else __version__,

@@ -319,7 +319,7 @@ class Space:
         raise SpaceError(f"default {config} for {problem} breaks {broken}")
 
     def _in_the_way(self, problem: Problem) -> tuple[Violation, ...]:
-        """Return each rule without which a config would be valid, where none is: not all that one config breaks."""
+        """Return each rule without which a config would be valid, where none is."""
         found = []
         for rule in self.rules:
             others = tuple(other for other in self.rules if other is not rule)
