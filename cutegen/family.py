@@ -321,6 +321,12 @@ class Family(ABC):
         """How a shape is written, such as ``MxN``."""
         return "x".join(size.name.upper() for size in self.sizes)
 
+    @property
+    def example_shape(self) -> str:
+        """A shape for messages: the first typical one, since sizes may depend on one another."""
+        first = next(iter(self.typical()), None)
+        return "x".join("4096" for _ in self.sizes) if first is None else str(first).split()[1]
+
     def parse_shape(self, word: str) -> dict[str, int]:
         """Return the sizes of a word such as ``4096x1024``.
 
@@ -329,8 +335,9 @@ class Family(ABC):
         """
         numbers = word.strip().lower().split("x")
         if len(numbers) != len(self.sizes) or not all(re.fullmatch(r"[0-9]{1,18}", n) for n in numbers):
-            example = "x".join("4096" for _ in self.sizes)
-            raise UsageError(f"shape {shown(word)} is not {self.shape_form}; write for example {example}")
+            raise UsageError(
+                f"shape {shown(word)} is not {self.shape_form}; write for example {self.example_shape}"
+            )
         return {size.name: int(number) for size, number in zip(self.sizes, numbers, strict=True)}
 
     @abstractmethod

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from cutegen.arch import ARCHES
 from cutegen.errors import UsageError
 from cutegen.families.gemm.family import GEMM
 from cutegen.families.gemm.problem import Problem
+from cutegen.families.registry import families, find_family, find_space
 from cutegen.families.shapes import read_shapes
 
 
@@ -36,6 +38,18 @@ def test_a_word_of_thousands_of_digits_is_refused_in_a_line() -> None:
     with pytest.raises(UsageError, match="a size has 5000 digits; valid: integers from 1 to") as caught:
         GEMM.parse_shape(f"{'9' * 5000}x8x8")
     assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("name", families())
+def test_the_shape_of_a_message_is_one_that_kernels_compute(name: str) -> None:
+    """On some architecture: sizes may depend on one another, as those of a rotary embedding do."""
+    family = find_family(name)
+    with pytest.raises(UsageError, match="write for example ") as caught:
+        family.parse_shape("1x1x1x1x1x1x1x1")
+    word = str(caught.value).split("write for example ")[1]
+    problem = family.problem(family.parse_shape(word), {})
+    space = find_space(name, ARCHES["sm_100a" if name == "gemm_blockscaled" else "sm_90a"])
+    space.require(problem, space.default(problem))
 
 
 def test_a_file_gives_its_shapes_in_order(tmp_path: Path) -> None:

@@ -327,8 +327,9 @@ def named_shapes(args: argparse.Namespace) -> tuple[Shape, ...]:
     """
     family = find_family(args.family)
     if not args.shape and args.shapes is None:
-        sizes = str(family.typical()[0]).split()[1]
-        raise UsageError(f"no shape given; use --shape, such as --shape {sizes}, or --shapes FILE.toml")
+        raise UsageError(
+            f"no shape given; use --shape, such as --shape {family.example_shape}, or --shapes FILE.toml"
+        )
     options = {"--dtype": args.dtype, "--out-dtype": args.out_dtype, "--layout": args.layout}
     options["--options"] = args.options
     given = [name for name, value in options.items() if value is not None]

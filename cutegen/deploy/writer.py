@@ -81,8 +81,8 @@ def pin_table(
 
     Raises:
         PinError: The table is empty, does not say for what, or is for another target or version of cutegen; a
-            kernel is not to be had; no call can pose one of ``problems`` or any entry; ``out`` holds something
-            else or cannot be written; or the C++ library cannot be built.
+            kernel is not to be had; no call can pose one of ``problems`` or any entry; ``out`` holds
+            something else or cannot be written; or the C++ library cannot be built.
         UsageError: There is no such ``outside`` or ``fallback``.
         StoreError: The table or the cache cannot be read.
         TableError: The table is malformed.

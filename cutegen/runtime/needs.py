@@ -60,7 +60,7 @@ def _any_sizes(family: Family) -> dict[str, int]:
     if fixed:
         raise UsageError(
             f"kernels of {family.name} are compiled for one {', '.join(fixed)}; give the shapes, such as "
-            f"--shape {'x'.join([str(_ANY_SIZE)] * len(family.sizes))}"
+            f"--shape {family.example_shape}"
         )
     return {size.name: size.default or _ANY_SIZE for size in family.sizes}
 

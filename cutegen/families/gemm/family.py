@@ -120,7 +120,7 @@ class GemmFamily(Family):
         try:
             m, n, k, batch = parse_sizes(word.strip().lower())
         except ProblemError as error:
-            raise UsageError(f"shape: {error}; write for example 4096x4096x4096") from error
+            raise UsageError(f"shape: {error}; write for example {self.example_shape}") from error
         return {"m": m, "n": n, "k": k, "batch": batch}
 
     def problem(self, sizes: Mapping[str, int], options: Mapping[str, str | bool]) -> Problem:
