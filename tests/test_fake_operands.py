@@ -102,6 +102,26 @@ def test_real_operands_under_a_fake_mode_reach_no_kernel(gpu: AllFamilies, name:
         assert all(type(result) is torch.Tensor for result in real)
 
 
+@pytest.mark.parametrize(
+    ("name", "operand", "shape", "message"),
+    [
+        ("rms_norm", "weight", (1, N), rf"weight has shape \(1, {N}\); it must be \(n,\)"),
+        ("rms_norm", "weight", (N + 1,), f"which makes n {N + 1}, but x makes it {N}"),
+        ("layer_norm", "bias", (1, N), rf"bias has shape \(1, {N}\); it must be \(n,\)"),
+    ],
+)
+def test_what_cannot_be_an_operand_is_named_under_a_fake_mode(
+    gpu: AllFamilies, name: str, operand: str, shape: tuple[int, ...], message: str
+) -> None:
+    """As without one."""
+    call, operands = CALLS[name]
+    wrong = {**operands, operand: some(*shape)}
+    with pytest.raises(OperandError, match=message):
+        call(**wrong)
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(OperandError, match=message):
+        call(**wrong)
+
+
 def names(operands: Operands) -> list[str]:
     """Tensors that are made fake: the ends of groups are read, since the CPU stands for the GPU here."""
     return [name for name in operands if name != "offs"]
