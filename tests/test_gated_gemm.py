@@ -229,6 +229,10 @@ def test_torch_traces_the_operator(gpu: FakeFamilies) -> None:
     ("line", "message"),
     [
         ("gated_gemm 8x8x12 bf16", "k=12 must be a multiple of 8, .*; pad k to 16"),
+        (
+            "gated_gemm 8x8x2147483645 bf16",
+            "k=2147483645 must be a multiple of 8, .*; k may be 2147479552 at most$",
+        ),
         ("gated_gemm 8x8x16 fp32", "dtype='fp32' is not valid; valid: bf16, fp16"),
         ("gated_gemm 8x2000000000x16 bf16", "n=4000000000 must be an integer"),
     ],

@@ -170,6 +170,16 @@ def test_tf32_problems_are_of_fp32_values_in_any_layout() -> None:
         Problem(64, 36, 22, ab_dtype="tf32")
 
 
+@pytest.mark.parametrize("k", [2**31 - 4095, 2**31 - 1])
+def test_no_padding_is_suggested_beyond_what_kernels_compute(k: int) -> None:
+    with pytest.raises(
+        ProblemError, match=r"multiple of 8 \(16 bytes of bf16\); k may be 2147479552 at most$"
+    ):
+        Problem(8, 8, k)
+    with pytest.raises(ProblemError, match=r"pad k to 2147479552$"):
+        Problem(8, 8, 2**31 - 4097)
+
+
 def test_an_integer_output_is_the_plain_product() -> None:
     """Factors, sums and activations are in floating point, so they need such an output."""
     assert Problem(64, 64, 64, ab_dtype="int8").out_dtype == "int32"

@@ -30,6 +30,7 @@ from cutegen.families.gated_gemm.plain_gemm import plain_gemm
 from cutegen.families.gated_gemm.strategy import GatedGemmStrategy
 from cutegen.families.gemm.family import FEW_ROWS, GEMM
 from cutegen.families.gemm.knobs import KNOBS
+from cutegen.families.gemm.problem import mended
 from cutegen.families.gemm.tail_shapes import tail_problems
 from cutegen.family import Baseline, Inputs, Option, Size, StandIn, Tensors
 from cutegen.strategy import Strategy
@@ -155,7 +156,7 @@ class GatedGemm(DeclaredFamily):
         if problem.k % step:
             raise ProblemError(
                 f"k={problem.k} must be a multiple of {step}, for rows of x and w start at multiples of "
-                f"{TMA_ALIGN_BYTES} bytes; pad k to {-(-problem.k // step) * step}"
+                f"{TMA_ALIGN_BYTES} bytes; {mended('k', problem.k, step)}"
             )
         plain_gemm(problem)  # refuses sizes that a GEMM does not take
         return problem

@@ -32,6 +32,7 @@ __all__ = [
     "Signature",
     "aligned_step",
     "default_dtype",
+    "mended",
     "operand_bits",
     "output_dtypes",
     "parse_sizes",
@@ -119,6 +120,12 @@ def aligned_step(ab_dtype: str) -> int:
     """
     fills = 8 * TMA_ALIGN_BYTES // operand_bits(ab_dtype)
     return max(fills, BLOCK_SCALED[ab_dtype].block) if ab_dtype in BLOCK_SCALED else fills
+
+
+def mended(axis: str, extent: int, step: int) -> str:
+    """Return how a size that is no multiple of ``step`` becomes one that kernels compute, for messages."""
+    padded, most = -(-extent // step) * step, LARGEST_SIZE // step * step
+    return f"pad {axis} to {padded}" if padded <= most else f"{axis} may be {most} at most"
 
 
 def parse_sizes(word: str) -> tuple[int, int, int, int]:
@@ -373,7 +380,7 @@ class Problem:
             if extent % step:
                 raise ProblemError(
                     f"{operand} is contiguous along {axis}={extent}, which must be a multiple of {step} "
-                    f"({self._why_aligned()}); pad {axis} to {-(-extent // step) * step}"
+                    f"({self._why_aligned()}); {mended(axis, extent, step)}"
                 )
 
     def _size_error(self) -> ProblemError:
