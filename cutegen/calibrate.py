@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from cutegen.cli.calibrate import main
+from cutegen.cli.main import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["calibrate", *sys.argv[1:]]))

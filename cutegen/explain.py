@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from cutegen.cli.explain import main
-
-__all__ = ["main"]
+from cutegen.cli.main import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["explain", *sys.argv[1:]]))

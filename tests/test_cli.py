@@ -384,6 +384,34 @@ def test_a_stream_that_takes_nothing_ends_no_command_in_a_traceback(monkeypatch:
     assert cli.main(["explain", "gemm", "--arch", "sm_90a", "--shape", "1x1"]) == 2
 
 
+_STOPPED_WHILE_IMPORTING = """
+import runpy, sys
+
+class CtrlC:
+    def find_spec(self, name, *more):
+        if name == "cutegen.cli.args":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, CtrlC())
+sys.argv[1:] = ["pin"]
+runpy.run_module(MODULE, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("module", ["cutegen", "cutegen.tune", "cutegen.space", "cutegen.warm"])
+def test_ctrl_c_while_modules_are_imported_is_no_traceback(module: str) -> None:
+    code = _STOPPED_WHILE_IMPORTING.replace("MODULE", repr(module))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 130 and "interrupted" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", sorted(cli._COMMANDS))
+def test_each_command_is_a_module_of_its_own_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([name, "--help"])
+    assert f"usage: python -m cutegen.{name} " in capsys.readouterr().out
+
+
 @pytest.mark.dsl
 def test_ctrl_c_in_a_real_compilation_keeps_what_was_compiled(tmp_path: Path) -> None:
     """SIGINT ends the command with 130 and no orphan; the rerun finds the finished kernels."""

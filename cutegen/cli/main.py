@@ -13,30 +13,32 @@ from cutegen.text import did_you_mean
 
 __all__ = ["main"]
 
+#: Each is a module of this package.
 _COMMANDS = {
-    "tune": ("cutegen.tune", "find the fastest kernel for each shape"),
-    "space": ("cutegen.space.__main__", "show which configs are valid, and why others are not"),
-    "explain": ("cutegen.explain", "show which config a call would use, and why"),
-    "warm": ("cutegen.warm", "compile kernels before the first calls that need them"),
-    "calibrate": ("cutegen.calibrate", "fit the performance model to the local GPU"),
-    "shrink": ("cutegen.shrink", "reduce a family's space to the few configs that some shapes need"),
-    "declare": ("cutegen.declare", "write a first draft of the declaration file of your own kernel"),
-    "pin": ("cutegen.pin", "export winners into a folder that needs neither cutegen nor a compiler"),
+    "tune": "find the fastest kernel for each shape",
+    "space": "show which configs are valid, and why others are not",
+    "explain": "show which config a call would use, and why",
+    "warm": "compile kernels before the first calls that need them",
+    "calibrate": "fit the performance model to the local GPU",
+    "shrink": "reduce a family's space to the few configs that some shapes need",
+    "declare": "write a first draft of the declaration file of your own kernel",
+    "pin": "export winners into a folder that needs neither cutegen nor a compiler",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the subcommand that ``argv`` names and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words and words[0] in _COMMANDS:
-        module = importlib.import_module(_COMMANDS[words[0]][0])
-        code: int = module.main(words[1:])
-        return code
     return run_command(lambda: _answer(words))
 
 
 def _answer(words: list[str]) -> int:
-    """Print what is asked of the command itself and return its exit code."""
+    """Run the subcommand, or print what is asked of the command itself, and return the exit code."""
+    if words and words[0] in _COMMANDS:
+        # Imported here, since that takes half a second in which Ctrl-C ends the command as it does later.
+        module = importlib.import_module(f"cutegen.cli.{words[0]}")
+        code: int = module.main(words[1:])
+        return code
     if words and words[0] == "--version":
         say(f"cutegen {__version__}")
         return EXIT_OK
@@ -49,7 +51,7 @@ def _answer(words: list[str]) -> int:
 
 def _usage() -> str:
     lines = ["usage: cutegen COMMAND ...", "", "commands:"]
-    lines += [f"  {name:<10} {what}" for name, (_, what) in _COMMANDS.items()]
+    lines += [f"  {name:<10} {what}" for name, what in _COMMANDS.items()]
     return "\n".join(
         [*lines, "", "cutegen COMMAND --help shows its options; cutegen --version prints the version"]
     )
