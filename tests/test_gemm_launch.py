@@ -70,12 +70,22 @@ OVERLAPS = (
 )
 
 
+#: Tiles, k, and whether a launch on most multiprocessors overlaps, if it may: tiles that L2 limits do
+#: not where rows are long, 128x256 uses more of what it loads, and 128x32 waits for memory.
+OVERLAPS_OF_TILES = (
+    ((64, 128), 2040, True),
+    ((64, 128), 2048, False),
+    ((128, 256), 4096, True),
+    ((128, 32), 4096, True),
+)
+
+
 @pytest.fixture(scope="module", params=[True, False], ids=["swapped", "plain"])
 def kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[bool, Artifact]:
     return request.param, compiled(tmp_path_factory.mktemp("cache"), (128, 128), swap_ab=request.param)
 
 
-def compiled(folder: Path, tile_shape_mn: tuple[int, int], **knobs: bool) -> Artifact:
+def compiled(folder: Path, tile_shape_mn: tuple[int, int], **knobs: Value) -> Artifact:
     """Return a kernel of single CTAs."""
     problem = Problem(328, 5632, 512)
     shape: dict[str, Value] = {
@@ -139,10 +149,25 @@ def test_every_load_of_a_tile_has_a_policy(kernel: tuple[bool, Artifact], tmp_pa
 def test_launches_on_half_of_the_multiprocessors_do_not_overlap(use_pdl: bool, tmp_path: Path) -> None:
     """Where rows to load are long, whatever the knob says; without it, none does."""
     artifact = compiled(tmp_path / "cache", (128, 32), swap_ab=True, use_pdl=use_pdl)
-    sizes = [size[:3] for size in OVERLAPS]
+    found = overlapping(artifact, [size[:3] for size in OVERLAPS], tmp_path)
+    assert found == [use_pdl and overlaps for *_, overlaps in OVERLAPS]
+
+
+@pytest.mark.parametrize(("tile", "k", "overlaps"), OVERLAPS_OF_TILES)
+def test_launches_of_tiles_that_l2_limits_do_not_overlap(
+    tile: tuple[int, int], k: int, overlaps: bool, tmp_path: Path
+) -> None:
+    """Their CTAs would have no neighbours in their GPC to share loads with."""
+    warpgroups = tile[0] // 64
+    artifact = compiled(tmp_path / "cache", tile, swap_ab=False, use_pdl=True, mma_warpgroups=warpgroups)
+    tiles_in_most = (tile[0] * 8, tile[1] * 16, k)
+    assert overlapping(artifact, [tiles_in_most], tmp_path) == [overlaps]
+
+
+def overlapping(artifact: Artifact, sizes: list[tuple[int, ...]], folder: Path) -> list[bool]:
+    """Return for each launch whether it may begin before the one before it has ended."""
     code = LAUNCH.format(
         library=str(artifact.shared_object), symbol=artifact.symbol, sizes=sizes, clusters=132
     )
-    _, log = run_with_driver(build_driver(tmp_path), code, tmp_path / "log")
-    found = [f" attribute {OVERLAP} 1 " in line for line in log if "cuLaunchKernelEx " in line]
-    assert found == [use_pdl and overlaps for *_, overlaps in OVERLAPS]
+    _, log = run_with_driver(build_driver(folder), code, folder / "log")
+    return [f" attribute {OVERLAP} 1 " in line for line in log if "cuLaunchKernelEx " in line]

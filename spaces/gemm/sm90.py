@@ -272,6 +272,9 @@ FURTHER_CANDIDATES = (
     ((128, 104), (4, 1), 2, 1, "swapped"),
     ((128, 96), (4, 2), 1, 1, "pingpong"),
     ((64, 96), (4, 2), 1, 1, "swapped"),
+    ((128, 160), (1, 1), 1, 1, "swapped split"),
+    ((128, 176), (1, 1), 1, 1, "swapped split"),
+    ((128, 192), (1, 1), 1, 1, "swapped split"),
 )
 #: The same where an operand is contiguous along m or n: more thread blocks share what such a tile loads,
 #: which is more. Source: 693 kernels timed on 353 products on an H200
