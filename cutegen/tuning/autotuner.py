@@ -78,8 +78,8 @@ class AutoTuner:
             ``torch``, ``expected``, ``measured`` or ``none``; None leaves what the table says.
         observe: Called with the progress.
         toolchain: Whose artifacts to use, such as an imported bundle's; the installed one by default.
-        device: The GPU to measure on, as :func:`~cutegen.measure.present_device` describes it; by default the
-            first that this process sees.
+        device: The GPU to measure on, as :func:`~cutegen.measure.device.present_device` describes it; by
+            default the first that this process sees.
         backends: What to use instead of the usual builder, measuring child and so on; for tests.
 
     Raises:
