@@ -20,8 +20,8 @@ from cutegen.family import Argument, Inputs, bind
 from cutegen.family import Problem as AnyProblem
 from cutegen.measure.candidate import Candidate
 from cutegen.measure.device import Device
-from cutegen.measure.guarded import Guarded, new_output
 from cutegen.measure.nvml import ClockMeter
+from cutegen.measure.poisoned_output import PoisonedOutput, new_output
 from cutegen.measure.torch_engine import TorchEngine
 from cutegen.space import Launch
 
@@ -190,9 +190,9 @@ def new_out(problem: Problem) -> torch.Tensor:
     return new_output(out_of(problem), CPU)
 
 
-def guarded(problem: Problem) -> Guarded:
+def poisoned(problem: Problem) -> PoisonedOutput:
     """Return a poisoned output for ``problem``."""
-    output = Guarded(out_of(problem), CPU)
+    output = PoisonedOutput(out_of(problem), CPU)
     output.poison()
     return output
 
@@ -217,7 +217,7 @@ __all__ = [
     "call",
     "candidate",
     "filled",
-    "guarded",
     "new_engine",
     "new_out",
+    "poisoned",
 ]

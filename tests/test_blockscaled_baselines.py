@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="operands are torch tensors")
 
 from blockscaled_numbers import problem_of, product  # noqa: E402
-from host_lane import filled, guarded  # noqa: E402
+from host_lane import filled, poisoned  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from cutegen.families.gemm.family import BLOCK_SCALED_GEMM  # noqa: E402
@@ -78,7 +78,7 @@ VENDOR = {
 def test_the_vendor_multiplies_the_same_operands(line: str, library: bool) -> None:
     """Its call is one that torch's own checks let pass where torch has one, and its result right."""
     problem = problem_of(line)
-    inputs, output = filled(problem), guarded(problem)
+    inputs, output = filled(problem), poisoned(problem)
     outputs = {"out": output.tensor}
     mode = Library()
     with mode if library else nullcontext():

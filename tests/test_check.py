@@ -14,7 +14,7 @@ from cutegen.dtypes import torch_dtype  # noqa: E402
 from cutegen.family import Argument, Chunk  # noqa: E402
 from cutegen.measure.candidate import CheckResult  # noqa: E402
 from cutegen.measure.check import Verdict, judge, verify  # noqa: E402
-from cutegen.measure.guarded import Guarded  # noqa: E402
+from cutegen.measure.poisoned_output import PoisonedOutput  # noqa: E402
 
 CPU = torch.device("cpu")
 Y, MASK = Argument("y", "out", "bf16", (6, 8)), Argument("mask", "out", "uint8", (6, 8))
@@ -53,7 +53,8 @@ def run(
     """Verify a kernel that is given its outputs by name."""
     before = initial or {}
     first, again = (
-        {a.name: Guarded(a, CPU, gaps=True, initial=before.get(a.name)) for a in arguments} for _ in range(2)
+        {a.name: PoisonedOutput(a, CPU, gaps=True, initial=before.get(a.name)) for a in arguments}
+        for _ in range(2)
     )
     return verify(
         lambda outputs: kernel({name: output.tensor for name, output in outputs.items()}),
@@ -168,7 +169,7 @@ def test_one_run_is_judged_by_its_worst_output(dtype: str) -> None:
     """Among outputs that are all right, the one nearest to its limit gives the numbers."""
     near, far = Argument("near", "out", dtype, (4,)), Argument("far", "out", dtype, (4,))
     want = {name: torch.full((4,), 7) for name in ("near", "far")}
-    outputs = {a.name: Guarded(a, CPU) for a in (near, far)}
+    outputs = {a.name: PoisonedOutput(a, CPU) for a in (near, far)}
     for output in outputs.values():
         output.poison()
         output.tensor.fill_(7)

@@ -25,7 +25,7 @@ from cutegen.families.declared import (  # noqa: E402
 )
 from cutegen.family import Argument, Option, Size, bind  # noqa: E402
 from cutegen.measure.check import judge  # noqa: E402
-from cutegen.measure.guarded import Guarded  # noqa: E402
+from cutegen.measure.poisoned_output import PoisonedOutput  # noqa: E402
 from cutegen.space import Launch  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -273,13 +273,13 @@ def test_values_that_are_absent_are_not_drawn() -> None:
 # --- the reference ---
 
 
-def written(problem: DeclaredProblem, inputs: Any, error: float = 0.0) -> dict[str, Guarded]:
+def written(problem: DeclaredProblem, inputs: Any, error: float = 0.0) -> dict[str, PoisonedOutput]:
     """What a right kernel leaves, up to a relative error of y."""
     want = reference(
         **{"weight": None, **{name: tensor.double() for name, tensor in inputs.tensors.items()}},
         scale=inputs.scalars["scale"],
     )
-    outputs = {a.name: Guarded(a, CPU) for a in problem.declared.arguments(problem) if a.kind == "out"}
+    outputs = {a.name: PoisonedOutput(a, CPU) for a in problem.declared.arguments(problem) if a.kind == "out"}
     for name, output in outputs.items():
         output.poison()
         output.tensor.copy_(want[name] * (1 + error if name == "y" else 1))
@@ -378,7 +378,7 @@ def test_integers_must_be_exact_and_other_types_need_a_tolerance() -> None:
     problem = counts.parse("toy 5x16x1")
     inputs = inputs_of(problem)
     reference = counts.reference(problem, inputs)
-    output = Guarded(Argument("count", "out", "int64", (5,)), CPU)
+    output = PoisonedOutput(Argument("count", "out", "int64", (5,)), CPU)
     output.poison()
     output.tensor.copy_((inputs.tensors["x"] > 0).sum(1))
     assert judge({"count": output}, reference).ok

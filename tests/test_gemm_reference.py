@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="references are torch tensors")
 
 from gemm_problems import PROBLEMS  # noqa: E402
-from host_lane import Kernel, call, filled, guarded, new_out  # noqa: E402
+from host_lane import Kernel, call, filled, new_out, poisoned  # noqa: E402
 
 from cutegen.families.gemm.family import GEMM  # noqa: E402
 from cutegen.families.gemm.problem import LAYOUTS, Problem  # noqa: E402
@@ -68,7 +68,7 @@ def test_sampled_comparison_finds_errors_on_tile_edges() -> None:
     """A large output is compared on some rows and columns; NaN is found anywhere, errors on edges surely."""
     problem = Problem(1000, 1000, 16)
     a, b = operands(problem)
-    reference, output = GemmReference(problem, a, b, full_elements=300_000), guarded(problem)
+    reference, output = GemmReference(problem, a, b, full_elements=300_000), poisoned(problem)
     assert 0.1 < reference.compared("out") < 1
     want, got, outputs = a.double() @ b.double(), output.tensor, {"out": output}
     got.copy_(want)

@@ -28,7 +28,7 @@ from cutegen.families.grouped_gemm_blocks.strategy import side_by_side  # noqa: 
 from cutegen.families.registry import find_family, find_space, parse_problem  # noqa: E402
 from cutegen.family import Inputs  # noqa: E402
 from cutegen.measure.check import Verdict, judge  # noqa: E402
-from cutegen.measure.guarded import Guarded  # noqa: E402
+from cutegen.measure.poisoned_output import PoisonedOutput  # noqa: E402
 from cutegen.search.defaults import default_config  # noqa: E402
 from cutegen.space import Config, Query  # noqa: E402
 
@@ -68,12 +68,12 @@ def test_what_the_stand_in_computes_passes_and_a_wrong_factor_does_not(awkward: 
     problem: Any = parse_problem(f"grouped_gemm_blocks 300x256x384x5 e4m3 out={out}")
     inputs = FAMILY.inputs(problem, torch.Generator().manual_seed(3), awkward=awkward)
     [argument] = [a for a in FAMILY.arguments(problem) if a.kind == "inout"]
-    guarded = Guarded(argument, torch.device("cpu"), gaps=awkward, initial=inputs.tensors["out"])
+    output = PoisonedOutput(argument, torch.device("cpu"), gaps=awkward, initial=inputs.tensors["out"])
 
     def verdict(given: Inputs) -> Verdict:
-        guarded.poison()
-        FAMILY.stand_in(problem)(given, {"out": guarded.tensor})
-        return judge({"out": guarded}, FAMILY.reference(problem, inputs))
+        output.poison()
+        FAMILY.stand_in(problem)(given, {"out": output.tensor})
+        return judge({"out": output}, FAMILY.reference(problem, inputs))
 
     assert verdict(inputs).ok
     offs = inputs.tensors["offs"]
@@ -101,23 +101,23 @@ def test_a_loop_of_cublas_is_the_baseline(monkeypatch: pytest.MonkeyPatch) -> No
     problem = parse_problem("grouped_gemm_blocks 301x256x512x5 e4m3")
     inputs = FAMILY.inputs(problem, torch.Generator().manual_seed(3))
     [argument] = [a for a in FAMILY.arguments(problem) if a.kind == "inout"]
-    guarded = Guarded(argument, torch.device("cpu"), initial=inputs.tensors["out"])
-    [(name, loop)] = FAMILY.baselines(problem, inputs, {"out": guarded.tensor}).items()
+    output = PoisonedOutput(argument, torch.device("cpu"), initial=inputs.tensors["out"])
+    [(name, loop)] = FAMILY.baselines(problem, inputs, {"out": output.tensor}).items()
     for _ in range(2):
-        guarded.poison()
-        assert loop(inputs, {"out": guarded.tensor}) is None
-        assert judge({"out": guarded}, FAMILY.reference(problem, inputs)).ok
+        output.poison()
+        assert loop(inputs, {"out": output.tensor}) is None
+        assert judge({"out": output}, FAMILY.reference(problem, inputs)).ok
     assert name == "loop of torch._scaled_mm" and len(seen) == 10
     assert all(shape == (shape[0] // 4 * 4, shape[0], 4, 4, 2) for shape in seen)
     for other in ("301x256x512x5 e4m3 out=fp32", "301x256x384x5 e4m3"):
         problem = parse_problem(f"grouped_gemm_blocks {other}")
         inputs = FAMILY.inputs(problem, torch.Generator().manual_seed(3))
         [argument] = [a for a in FAMILY.arguments(problem) if a.kind == "inout"]
-        guarded = Guarded(argument, torch.device("cpu"), initial=inputs.tensors["out"])
-        [(name, loop)] = FAMILY.baselines(problem, inputs, {"out": guarded.tensor}).items()
-        guarded.poison()
-        loop(inputs, {"out": guarded.tensor})
-        assert judge({"out": guarded}, FAMILY.reference(problem, inputs)).ok and name.endswith(
+        output = PoisonedOutput(argument, torch.device("cpu"), initial=inputs.tensors["out"])
+        [(name, loop)] = FAMILY.baselines(problem, inputs, {"out": output.tensor}).items()
+        output.poison()
+        loop(inputs, {"out": output.tensor})
+        assert judge({"out": output}, FAMILY.reference(problem, inputs)).ok and name.endswith(
             "for each block"
         )
 

@@ -26,7 +26,7 @@ from cutegen.families.grouped_gemm.family import GROUPED_GEMM, GROUPED_GEMM_MASK
 from cutegen.families.grouped_gemm.group_rows import expected_rows, row_tiles  # noqa: E402
 from cutegen.families.registry import find_family, find_space, parse_problem  # noqa: E402
 from cutegen.measure.check import Verdict, judge  # noqa: E402
-from cutegen.measure.guarded import Guarded  # noqa: E402
+from cutegen.measure.poisoned_output import PoisonedOutput  # noqa: E402
 from cutegen.measure.statistics import geometric_mean  # noqa: E402
 from cutegen.search.defaults import default_config  # noqa: E402
 from cutegen.space import Config, Query  # noqa: E402
@@ -56,11 +56,11 @@ class _Case:
         self.inputs = self.family.inputs(self.problem, generator, awkward=awkward)
         [argument] = [a for a in self.family.arguments(self.problem) if a.kind == "inout"]
         before = self.inputs.tensors["out"]
-        self.guarded = Guarded(argument, torch.device("cpu"), gaps=awkward, initial=before)
-        self.guarded.poison()
+        self.output = PoisonedOutput(argument, torch.device("cpu"), gaps=awkward, initial=before)
+        self.output.poison()
 
     def compute(self) -> None:
-        self.family.stand_in(self.problem)(self.inputs, {"out": self.guarded.tensor})
+        self.family.stand_in(self.problem)(self.inputs, {"out": self.output.tensor})
 
     def judge(self) -> Verdict:
         return judge({"out": self.guarded}, self.family.reference(self.problem, self.inputs))
@@ -75,7 +75,7 @@ def test_what_the_stand_in_computes_passes_and_nothing_less(line: str, awkward: 
     assert not case.judge().ok
     case.compute()
     assert case.judge().ok
-    out, tensors = case.guarded.tensor, case.inputs.tensors
+    out, tensors = case.output.tensor, case.inputs.tensors
     first = int((tensors["counts"] if "counts" in tensors else tensors["offs"]).nonzero()[0])
     place = (first, 0, 7) if out.dim() == 3 else (0, 7)
     right = float(out[place])
@@ -106,7 +106,7 @@ def test_rows_spread_as_declared() -> None:
 
 def test_baselines_agree_with_the_reference() -> None:
     case = _Case("grouped_gemm 300x72x64x5 bf16", False)
-    outputs = {"out": case.guarded.tensor}
+    outputs = {"out": case.output.tensor}
     found = case.family.baselines(case.problem, case.inputs, outputs)
     assert list(found) == ["torch._grouped_mm", "loop of torch.mm"]
     assert found["loop of torch.mm"](case.inputs, outputs) is None
@@ -127,11 +127,11 @@ def test_a_benchmark_calls_what_it_compares(line: str, monkeypatch: pytest.Monke
     """With the arguments of a kernel, again and again."""
     monkeypatch.setattr("tools.benchmark.family_child.operand_sets", lambda problem: 2)
     case = _Case(line, False)
-    given = {**case.inputs.tensors, "out": case.guarded.tensor}
+    given = {**case.inputs.tensors, "out": case.output.tensor}
     values = [given[a.name] for a in case.family.arguments(case.problem) if a.shape]
     call = FamilyCall(line, "loop of torch.mm")
     for _ in range(2):
-        case.guarded.poison()
+        case.output.poison()
         call(*values)
         assert case.judge().ok
 
@@ -140,11 +140,11 @@ def test_gated_products_are_compared_with_a_gate_behind_products(monkeypatch: py
     """Which rounds products first."""
     monkeypatch.setattr(torch, "compile", lambda function, **how: function)
     case = _Case("grouped_gated_gemm 300x40x64x5 bf16 layout=interleaved", False)
-    outputs = {"out": case.guarded.tensor}
+    outputs = {"out": case.output.tensor}
     found = case.family.baselines(case.problem, case.inputs, outputs)
     case.compute()
     got = found["loop of torch.mm, torch.compile"](case.inputs, outputs)["out"]
-    assert torch.allclose(got.double(), case.guarded.tensor.double(), rtol=2**-5, atol=2**-6)
+    assert torch.allclose(got.double(), case.output.tensor.double(), rtol=2**-5, atol=2**-6)
 
 
 def test_costs_count_what_is_used() -> None:

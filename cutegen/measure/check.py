@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from cutegen.digest import Json
 from cutegen.family import Reference
-from cutegen.measure.guarded import Guarded, unravel
+from cutegen.measure.poisoned_output import PoisonedOutput, unravel
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["Verdict", "judge", "verify"]
 
-#: Outputs by name, each guarded.
-Outputs = Mapping[str, Guarded]
+#: Outputs by name, each poisoned.
+Outputs = Mapping[str, PoisonedOutput]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _badness(verdict: Verdict) -> tuple[bool, float]:
     return not verdict.ok, math.inf if not verdict.ok and within else ratio
 
 
-def _judge_one(name: str, output: Guarded, reference: Reference) -> Verdict:
+def _judge_one(name: str, output: PoisonedOutput, reference: Reference) -> Verdict:
     compared = reference.compared(name)
     look = output.must_be_written and output.is_certain
     count, first = output.unwritten() if look else (0, ())

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from cutegen.errors import CheckError
 from cutegen.families.registry import find_family
 from cutegen.family import Argument, Inputs, Problem, Reference, Tensors, bind
-from cutegen.measure.guarded import Guarded, first_difference, same_bits
 from cutegen.measure.operand_sets import Kernel, bound
+from cutegen.measure.poisoned_output import PoisonedOutput, first_difference, same_bits
 from cutegen.space import Launch
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BindTo", "CheckSet", "Run", "new_check_set", "require_idempotent"]
 
-#: Guarded outputs to a call of a kernel that writes them.
-BindTo = Callable[[Mapping[str, Guarded]], Callable[[], None]]
+#: Poisoned outputs to a call of a kernel that writes them.
+BindTo = Callable[[Mapping[str, PoisonedOutput]], Callable[[], None]]
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Run:
     """One way to call a kernel in a check: its outputs, twice, and which inputs they alias.
 
     Attributes:
-        outputs: Two sets of guarded outputs by name.
+        outputs: Two sets of poisoned outputs by name.
         aliases: For each input that shares memory with an output, the name of that output.
         how: The aliasing, for messages; empty without any.
     """
 
-    outputs: tuple[dict[str, Guarded], dict[str, Guarded]]
+    outputs: tuple[dict[str, PoisonedOutput], dict[str, PoisonedOutput]]
     aliases: Mapping[str, str]
     how: str = ""
 
@@ -57,7 +57,7 @@ class CheckSet:
         """Return what makes calls of a kernel with the arguments of a run."""
         inputs = {**self.inputs.tensors, **self.inputs.scalars}
 
-        def bind_to(outputs: Mapping[str, Guarded]) -> Callable[[], None]:
+        def bind_to(outputs: Mapping[str, PoisonedOutput]) -> Callable[[], None]:
             written = {name: output.tensor for name, output in outputs.items()}
             aliased = {name: written[output] for name, output in run.aliases.items()}
             arguments = bind(self.arguments, {**inputs, **written, **aliased}, launch, workspace)
@@ -113,21 +113,21 @@ def _runs(
     """Yield the ways to call a kernel: outputs apart from all inputs, then each as what it may alias."""
     written = [a for a in arguments if a.kind in ("out", "inout")]
 
-    def guarded(initial: Mapping[str, torch.Tensor]) -> dict[str, Guarded]:
-        return {a.name: Guarded(a, device, gaps=gaps, initial=initial.get(a.name)) for a in written}
+    def poisoned(initial: Mapping[str, torch.Tensor]) -> dict[str, PoisonedOutput]:
+        return {a.name: PoisonedOutput(a, device, gaps=gaps, initial=initial.get(a.name)) for a in written}
 
     in_place = {a.name: inputs.tensors[a.name] for a in written if a.kind == "inout"}
-    yield Run((guarded(in_place), guarded(in_place)), {})
+    yield Run((poisoned(in_place), poisoned(in_place)), {})
     for argument in written:
         for name in argument.may_alias:
             initial = {**in_place, argument.name: inputs.tensors[name]}
             how = f"{argument.name} in the place of {name}"
-            yield Run((guarded(initial), guarded(initial)), {name: argument.name}, how)
+            yield Run((poisoned(initial), poisoned(initial)), {name: argument.name}, how)
 
 
 def require_idempotent(
-    call: Callable[[Mapping[str, Guarded]], None],
-    outputs: tuple[dict[str, Guarded], dict[str, Guarded]],
+    call: Callable[[Mapping[str, PoisonedOutput]], None],
+    outputs: tuple[dict[str, PoisonedOutput], dict[str, PoisonedOutput]],
     names: Sequence[str],
 ) -> None:
     """Do nothing if a kernel that is run on its own results leaves them as they are.

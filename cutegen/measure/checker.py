@@ -12,9 +12,9 @@ from cutegen.family import Baseline, Problem
 from cutegen.measure.check import Verdict, verify
 from cutegen.measure.check_set import CheckSet, new_check_set, require_idempotent
 from cutegen.measure.cuda_graphs import Lane
-from cutegen.measure.guarded import Guarded
 from cutegen.measure.launch_errors import LAUNCH_ERRORS, brief
 from cutegen.measure.operand_sets import Kernel, OpenProblem
+from cutegen.measure.poisoned_output import PoisonedOutput
 from cutegen.measure.scratch import Scratch
 from cutegen.space import Launch
 
@@ -86,7 +86,7 @@ class Checker:
         """Return whether a baseline of the open problem stays within the error that kernels are allowed."""
         checks = self._check_set(self._opened.problem)
 
-        def call(outputs: Mapping[str, Guarded]) -> None:
+        def call(outputs: Mapping[str, PoisonedOutput]) -> None:
             written = {name: output.tensor for name, output in outputs.items()}
             for own, tensor in (baseline(checks.inputs, written) or {}).items():
                 written[own].copy_(tensor)
@@ -95,8 +95,8 @@ class Checker:
         return verify(call, checks.runs[0].outputs, checks.reference, repeats=0).ok
 
     def _launching(
-        self, problem: Problem, bind_to: Callable[[Mapping[str, Guarded]], Callable[[], None]]
-    ) -> Callable[[Mapping[str, Guarded]], None]:
+        self, problem: Problem, bind_to: Callable[[Mapping[str, PoisonedOutput]], Callable[[], None]]
+    ) -> Callable[[Mapping[str, PoisonedOutput]], None]:
         return lambda outputs: launch_and_wait(self._lane, bind_to(outputs), f"launch on {problem}")
 
     def _check_set(self, problem: Problem) -> CheckSet:

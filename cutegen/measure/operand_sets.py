@@ -12,8 +12,8 @@ from cutegen.families.registry import find_family
 from cutegen.family import Baseline, Inputs, Problem, Tensors, bind
 from cutegen.measure.context import OVERLAPPING
 from cutegen.measure.engine import Prepared
-from cutegen.measure.guarded import new_output
 from cutegen.measure.overlapping_kernel import rewriter_on
+from cutegen.measure.poisoned_output import new_output
 from cutegen.measure.predecessor import Predecessor, add_nothing
 from cutegen.measure.sizing import Rotation, plan_launches
 from cutegen.space import Launch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from cutegen.measure.guarded import as_integers
+from cutegen.measure.poisoned_output import as_integers
 from cutegen.measure.sizing import plan_copies
 
 if TYPE_CHECKING:

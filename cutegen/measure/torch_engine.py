@@ -17,10 +17,10 @@ from cutegen.measure.context import BACK_TO_BACK, PREDECESSOR
 from cutegen.measure.cuda_graphs import CudaLane, Lane, LaneFeed
 from cutegen.measure.device import Device, present_device
 from cutegen.measure.engine import Feed, Prepared
-from cutegen.measure.guarded import is_poisoned, poison
 from cutegen.measure.launch_errors import LAUNCH_ERRORS, brief
 from cutegen.measure.nvml import ClockMeter, ClockReading
 from cutegen.measure.operand_sets import COPY, Kernel, OpenProblem
+from cutegen.measure.poisoned_output import is_poisoned, poison
 from cutegen.measure.predecessor import Predecessor
 from cutegen.measure.scratch import Scratch
 from cutegen.measure.sizing import plan_launches, plan_replays, plan_rotation

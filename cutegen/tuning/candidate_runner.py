@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from cutegen.arch import Arch
@@ -18,9 +17,11 @@ from cutegen.measure.policy import Policy
 from cutegen.measure.timing import Timing
 from cutegen.space import Config, Space
 from cutegen.tuning.attempt import Attempt
+from cutegen.tuning.attempts import Attempts
 from cutegen.tuning.history import Ledger
 from cutegen.tuning.progress import Progress
 from cutegen.tuning.request import Request
+from cutegen.tuning.run_clock import RunClock
 from cutegen.tuning.same_kernels import SameKernels, unfit
 from cutegen.tuning.session import Session
 
@@ -29,8 +30,6 @@ __all__ = ["PROBLEM_FAILURES", "CandidateRunner"]
 #: What may go wrong with one problem without touching the others, such as operands that do not fit the GPU.
 PROBLEM_FAILURES = (NoWinnerError, MeasureError, CheckError, LaunchError)
 
-#: Where an error is in the text of a kernel, which differs between configs.
-_LINE = re.compile(r" at line \d+ of the source(, in \S+)?")
 #: Seconds to wait for the compiler at a time while nothing else is to be done.
 _POLL_S = 0.2
 
@@ -52,8 +51,8 @@ class CandidateRunner:
         torch: The timing of the baseline in the last rounds.
         ran: Whether anything was built or measured.
         stage: What is being done, for progress.
-        stages: Seconds spent in each stage: ``propose`` (candidates), ``open`` (the problem), ``compile``,
-            ``check``, ``screen``, ``refine``, ``final``.
+        clock: Budget, and seconds spent in each stage: ``propose`` (candidates), ``open`` (the problem),
+            ``compile``, ``check``, ``screen``, ``refine``, ``final``.
         decisive: Names of the attempts of the last rounds, where one set of rounds decides.
     """
 
@@ -72,18 +71,15 @@ class CandidateRunner:
         self.ledger = ledger
         self.default = default
         self.incumbent = incumbent
-        self.attempts: dict[Config, Attempt] = {}
+        self.attempts = Attempts(request)
         self.torch: Timing | None = None
         self.ran = False
         self.stage = "compile"
-        self.stages: dict[str, float] = {}
+        self.clock = RunClock(session.clock)
         self.decisive: frozenset[str] = frozenset()
         self._children = session.children
         self._toolchain = session.setting.toolchain
         self._observe = session.observe
-        self._clock = session.clock
-        self._start = self._noted = session.clock()
-        self._budget_s: float | None = None
         self._render = render
         self._checked = set() if checked is None else checked
         self._opened = False
@@ -98,9 +94,8 @@ class CandidateRunner:
         Args:
             budget_s: Seconds after which nothing new is tried; None for no limit.
         """
-        self._start = self._noted = self._clock()
+        self.clock.begin(budget_s)
         self._running = True
-        self._budget_s = budget_s
 
     @property
     def measures(self) -> bool:
@@ -143,7 +138,7 @@ class CandidateRunner:
             self.ran = True
             if self._children.measures:
                 self._open()  # operands are made while the compiler works
-                self.add_time("open")
+                self.clock.add_time("open")
         while (waiting or built or checked) and not self.late(checked):
             idle = not built and len(checked) < chunk and waiting
             self._children.poll(_POLL_S if idle else 0.0)
@@ -153,11 +148,11 @@ class CandidateRunner:
             elif checked and (not waiting or len(checked) >= chunk):
                 self._screen([*beside, *checked[:chunk]])
                 del checked[:chunk]
-            self.add_time(self.stage)
+            self.clock.add_time(self.stage)
             self.tell(self.stage)
-        if checked and (self.request.at_once or not self.working()):
+        if checked and (self.request.at_once or not self.attempts.working()):
             self._screen([*beside, *checked[:chunk]])
-            self.add_time(self.stage)
+            self.clock.add_time(self.stage)
 
     def _sort_out(
         self, waiting: Sequence[Attempt], built: deque[Attempt], *, in_order: bool
@@ -228,7 +223,7 @@ class CandidateRunner:
             raise NoWinnerError(
                 f"{self.request.problem}: the default config disagrees with the reference, so nothing was "
                 f"timed: {attempt.error}; fix the reference, the declaration or the kernel",
-                self.outcomes(),
+                self.attempts.outcomes(),
             )
 
     def _screen(self, batch: Sequence[Attempt]) -> None:
@@ -256,7 +251,7 @@ class CandidateRunner:
         keep = [config.digest for config in (self.default, self.incumbent) if config is not None]
         candidates = [self._candidate(attempt) for attempt in batch]
         decides = policy == self.request.final_policy and not self.request.at_once
-        run = self._children.guarded.time(candidates, policy, keep, self._left_s(), decides=decides)
+        run = self._children.guarded.time(candidates, policy, keep, self.clock.left_s, decides=decides)
         timed: list[tuple[Attempt, Timing]] = []
         self.torch = run.reference
         for attempt in batch:
@@ -269,7 +264,7 @@ class CandidateRunner:
 
     def _open(self) -> None:
         if not self._opened:
-            self._children.guarded.open(self.request.problem, self._left_s())
+            self._children.guarded.open(self.request.problem, self.clock.left_s)
             self._opened = True
 
     def _candidate(self, attempt: Attempt) -> Candidate:
@@ -304,54 +299,11 @@ class CandidateRunner:
             self._children.poll(_POLL_S)
             waiting = self._sort_out(waiting, built, in_order=False)
 
-    # -- what is known
-
-    def working(self) -> list[Attempt]:
-        """Return the attempts that ended well."""
-        return [attempt for attempt in self.attempts.values() if attempt.ok]
-
-    def outcomes(self) -> Counter[str]:
-        """Return how many candidates ended in each outcome."""
-        return Counter(attempt.outcome for attempt in self.attempts.values() if attempt.done)
-
-    @property
-    def kernels(self) -> int:
-        """Kernels behind the candidates with an outcome: those that differ in run-time knobs share one."""
-        return len({attempt.kernel for attempt in self.attempts.values() if attempt.done})
-
-    @property
-    def untried(self) -> int:
-        """Candidates without an outcome."""
-        return sum(not attempt.done for attempt in self.attempts.values())
-
-    @property
-    def failed(self) -> tuple[str, ...]:
-        """Sentences on why candidates do not work: each reason once, with the first config that has it."""
-        reasons: dict[str, list[Attempt]] = {}
-        for attempt in self.attempts.values():
-            if attempt.done and not attempt.ok and attempt.outcome not in ("invalid", "pruned"):
-                reasons.setdefault(_LINE.sub("", attempt.error), []).append(attempt)
-        request = self.request
-        return tuple(
-            f"{space_of(first.config, request.problem.family, request.arch).short(first.config, names=True)}"
-            f"{f' and {len(others)} more' if others else ''}: {first.error}"
-            for first, *others in reasons.values()
-        )
-
     def dead_knobs(self, space: Space) -> tuple[str, ...]:
         """Return sentences on knobs of ``space`` that changed no kernel, as far as that is known."""
         return self._same.dead_knobs(space)
 
-    def no_winner(self) -> NoWinnerError:
-        """Return the error that says that no attempt works, with the first reason."""
-        first = next((a.error for a in self.attempts.values() if a.error), "")
-        why = first and f"; the first failed with: {first}"
-        return NoWinnerError(f"no working kernel for {self.request.problem}{why}", self.outcomes())
-
     # -- time and progress
-
-    def _left_s(self) -> float | None:
-        return None if self._budget_s is None else self._budget_s - (self._clock() - self._start)
 
     def late(self, checked: Sequence[Attempt] = ()) -> bool:
         """Whether what is left of the budget should go to the finalists.
@@ -359,20 +311,14 @@ class CandidateRunner:
         Args:
             checked: Attempts that passed the check and wait to be timed; they count as tried.
         """
-        left = self._left_s()
+        left = self.clock.left_s
         if left is None:
             return False
-        known = [*self.working(), *checked]
+        known = [*self.attempts.working(), *checked]
         default = self.attempts[self.default]
         if not known or not (default.done or default in known):
             return False
         return left <= (self.request.final_s if self._children.measures else 0.0)
-
-    def add_time(self, stage: str) -> None:
-        """Add the time since the last call to ``stage``."""
-        now = self._clock()
-        self.stages[stage] = self.stages.get(stage, 0.0) + now - self._noted
-        self._noted = now
 
     def tell(self, stage: str) -> None:
         """Report the progress."""
@@ -382,11 +328,11 @@ class CandidateRunner:
             Progress(
                 problem=self.request.problem,
                 stage=stage,
-                done=len(attempts) - self.untried,
+                done=len(attempts) - self.attempts.untried,
                 total=len(attempts),
-                outcomes=self.outcomes(),
+                outcomes=self.attempts.outcomes(),
                 best_us=min(times, default=None),
-                left_s=self._left_s(),
-                elapsed_s=self._clock() - self._start,
+                left_s=self.clock.left_s,
+                elapsed_s=self.clock.elapsed_s,
             )
         )

@@ -78,7 +78,7 @@ class ProblemRun:
         self.runner.admit([self.runner.default])
         self._admit_new(self._proposals.likely())
         self._admit_new(self._proposals.everything())
-        self.runner.add_time("propose")
+        self.runner.clock.add_time("propose")
 
     def _admit_new(self, configs: Iterable[Config]) -> list[Attempt]:
         return self.runner.admit(config for config in configs if config not in self.runner.attempts)
@@ -114,15 +114,15 @@ class ProblemRun:
             self._rescue()
         meanwhile()
         finalists = self._finals()
-        runner.add_time("final")
+        runner.clock.add_time("final")
         runner.tell("done")
         return finalists
 
     def _compiled(self) -> tuple[Attempt, ...]:
         self.runner.tell("done")
-        if working := self.runner.working():
+        if working := self.runner.attempts.working():
             return tuple(working)
-        raise self.runner.no_winner()
+        raise self.runner.attempts.no_winner()
 
     # -- further candidates
 
@@ -143,7 +143,7 @@ class ProblemRun:
 
     def _ahead(self) -> bool:
         """Whether some candidate is clearly faster than the library, as far as is known."""
-        timings = [a.timing for a in self.runner.working() if a.timing is not None]
+        timings = [a.timing for a in self.runner.attempts.working() if a.timing is not None]
         return any(t.ratio is None or t.ratio >= 1 + TIE_BAND for t in timings)
 
     def _rescue(self) -> None:
@@ -153,7 +153,7 @@ class ProblemRun:
         Llama-8B on an H200 (docs/results/model.json) none was won by what was tried then.
         """
         runner, request = self.runner, self.runner.request
-        timings = {a.config: a.timing for a in runner.working() if a.timing is not None}
+        timings = {a.config: a.timing for a in runner.attempts.working() if a.timing is not None}
         if not request.at_once or not request.effort.rescue or not timings or runner.late():
             return
         beside_copy = any(timing.reference == COPY for timing in timings.values())
@@ -185,7 +185,7 @@ class ProblemRun:
             if timed := self._recorded_finals(finalists) or self._time_finals(finalists):
                 runner.fetch([attempt for attempt in timed if attempt.artifact is None])
                 return timed
-        raise runner.no_winner()
+        raise runner.attempts.no_winner()
 
     def _already_final(self, finalists: Sequence[Attempt]) -> tuple[Attempt, ...]:
         """Return the finalists with their screened timings, which decide: all were timed together."""
@@ -201,13 +201,13 @@ class ProblemRun:
 
     def _finalists(self) -> list[Attempt]:
         runner, request = self.runner, self.runner.request
-        there = [a for a in runner.working() if not runner.decisive or a.name in runner.decisive]
+        there = [a for a in runner.attempts.working() if not runner.decisive or a.name in runner.decisive]
         times = {
             a.config: comparable_us(a.timing, request.screen_policy) for a in there if a.timing is not None
         }
         always = [runner.default, *([runner.incumbent] if runner.incumbent else [])]
         always += _best_of_each_source(times) if len(request.sources) > 1 else []
-        always += _best_in_bursts(runner.working()) + _best_back_to_back(runner.working())
+        always += _best_in_bursts(runner.attempts.working()) + _best_back_to_back(runner.attempts.working())
         chosen = pick_finalists(
             times,
             *request.finalists,

@@ -272,7 +272,7 @@ class RangeRun:
 
     def _take_in(self, size: int, run: CandidateRunner) -> None:
         self._ran |= run.ran
-        self._outcomes += run.outcomes()
+        self._outcomes += run.attempts.outcomes()
         found: dict[Config, range_answers.Measured] = {}
         for config, attempt in run.attempts.items():
             if attempt.timing is not None:

@@ -276,15 +276,15 @@ class Tuning:
             return Failed(prepared.request.problem, error, self._clock() - begun)
         return replace(
             result,
-            outcomes=runner.outcomes(),
-            untried=runner.untried,
-            kernels=runner.kernels,
+            outcomes=runner.attempts.outcomes(),
+            untried=runner.attempts.untried,
+            kernels=runner.attempts.kernels,
             seconds=self._clock() - begun,
-            stages=runner.stages if runner.ran else {},
+            stages=runner.clock.stages if runner.ran else {},
             reused=not runner.ran,
             run=runner.ledger.run,
             refused=refused,
-            failed=runner.failed,
+            failed=runner.attempts.failed,
             dead_knobs=problem_run.dead_knobs,
         )
 

@@ -48,13 +48,13 @@ def test_torchs_own_product_passes_the_check(line: str) -> None:
     import torch
 
     from cutegen.measure.check import judge
-    from cutegen.measure.guarded import Guarded
+    from cutegen.measure.poisoned_output import PoisonedOutput
 
     problem, device = problem_of(line), torch.device("cuda")
     family = find_family(problem.family)
     inputs = family.inputs(problem, torch.Generator(device=device).manual_seed(0))
     [argument] = [a for a in family.arguments(problem) if a.kind == "out"]
-    output = Guarded(argument, device)
+    output = PoisonedOutput(argument, device)
     output.poison()
     [(name, baseline)] = family.baselines(problem, inputs, {"out": output.tensor}).items()
     baseline(inputs, {"out": output.tensor})

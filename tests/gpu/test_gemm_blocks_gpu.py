@@ -10,7 +10,7 @@ from hopper import GPU, NEEDS_HOPPER
 from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_family, find_space
 from cutegen.measure.check import judge
-from cutegen.measure.guarded import Guarded
+from cutegen.measure.poisoned_output import PoisonedOutput
 from cutegen.space import Config, Value
 
 pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl]
@@ -114,7 +114,7 @@ def test_torchs_own_product_passes_the_check() -> None:
     family, device = find_family(problem.family), torch.device("cuda")
     inputs = family.inputs(problem, torch.Generator(device=device).manual_seed(0))
     [argument] = [a for a in family.arguments(problem) if a.kind == "out"]
-    output = Guarded(argument, device)
+    output = PoisonedOutput(argument, device)
     output.poison()
     [(name, baseline)] = family.baselines(problem, inputs, {"out": output.tensor}).items()
     baseline(inputs, {"out": output.tensor})

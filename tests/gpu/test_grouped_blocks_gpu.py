@@ -12,7 +12,7 @@ from hopper import GPU, NEEDS_HOPPER
 from cutegen.families.registry import find_family, find_space, parse_problem
 from cutegen.family import Problem
 from cutegen.measure.check import judge
-from cutegen.measure.guarded import Guarded
+from cutegen.measure.poisoned_output import PoisonedOutput
 from cutegen.space import Config
 
 pytestmark = [*NEEDS_HOPPER, pytest.mark.dsl]
@@ -79,7 +79,7 @@ def test_a_loop_of_torchs_products_passes_the_check() -> None:
     family, device = find_family(problem.family), torch.device("cuda")
     inputs = family.inputs(problem, torch.Generator(device=device).manual_seed(0))
     [argument] = [a for a in family.arguments(problem) if a.kind == "inout"]
-    output = Guarded(argument, device, initial=inputs.tensors["out"])
+    output = PoisonedOutput(argument, device, initial=inputs.tensors["out"])
     output.poison()
     [(name, baseline)] = family.baselines(problem, inputs, {"out": output.tensor}).items()
     baseline(inputs, {"out": output.tensor})

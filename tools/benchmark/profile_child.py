@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cutegen.families.registry import find_family, parse_problem
 from cutegen.family import bind
-from cutegen.measure.guarded import new_output
+from cutegen.measure.poisoned_output import new_output
 from cutegen.space import Launch
 from tools.benchmark.child import GEMM_CALL, load
 from tools.benchmark.results import OWN

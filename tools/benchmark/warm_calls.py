@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cutegen.families.registry import find_family, load_families, loaded_folders, parse_problem
 from cutegen.family import Problem, bind
-from cutegen.measure.guarded import new_output
+from cutegen.measure.poisoned_output import new_output
 from cutegen.space import Launch
 from cutegen.system.interpreter import python_command, python_environment
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NEVER",
-    "Guarded",
+    "PoisonedOutput",
     "as_integers",
     "first_difference",
     "is_poisoned",
@@ -36,7 +36,7 @@ _BYTES = (0x5B, 0xA4)
 _ODD_GAP = 3
 
 
-class Guarded:
+class PoisonedOutput:
     """An output tensor inside a larger buffer that is poisoned before each run.
 
     What is still poison inside was not written; what is no longer poison outside was written by mistake.
@@ -83,7 +83,7 @@ class Guarded:
         inside = sum(_written(part, self._turn) for part in _parts(self.tensor))
         return sum(_written(part, self._turn) for part in _parts(self.buffer)) - inside
 
-    def same_bits(self, other: Guarded) -> bool:
+    def same_bits(self, other: PoisonedOutput) -> bool:
         """Return whether both outputs hold the same bits."""
         return same_bits(self.tensor, other.tensor)
 
@@ -101,7 +101,7 @@ class Guarded:
         """Whether poison is no valid result, so that one run shows what was not written."""
         return _has_certain_poison(self.buffer)
 
-    def kept_poison_of_both(self, other: Guarded) -> bool:
+    def kept_poison_of_both(self, other: PoisonedOutput) -> bool:
         """Return whether an element still holds the poison of its run here and in ``other``."""
         pairs = zip(_parts(self.tensor), _parts(other.tensor), strict=True)
         return any(bool((_is_poison(a, self._turn) & _is_poison(b, other._turn)).any()) for a, b in pairs)

@@ -1,4 +1,4 @@
-"""Laws of guarded outputs of every dtype and rank: what was left out, and what was touched by mistake."""
+"""Laws of poisoned outputs of every dtype and rank: what was left out, and what was touched by mistake."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ torch = pytest.importorskip("torch", reason="outputs are torch tensors")
 
 from cutegen.dtypes import DTYPE_BYTES, TORCH_DTYPES, torch_dtype  # noqa: E402
 from cutegen.family import Argument  # noqa: E402
-from cutegen.measure.guarded import (  # noqa: E402
+from cutegen.measure.poisoned_output import (  # noqa: E402
     NEVER,
-    Guarded,
+    PoisonedOutput,
     first_difference,
     is_poisoned,
     new_output,
@@ -28,14 +28,14 @@ UNCERTAIN = ("int8", "uint8", "int64")
 SHAPES = ((7,), (5, 6), (3, 4, 5), (2, 3, 4, 5))
 
 
-def guarded(
+def poisoned(
     dtype: str, shape: tuple[int, ...], *, aligned: bool = True, gaps: bool = True, initial: object = None
-) -> Guarded:
+) -> PoisonedOutput:
     argument = Argument("y", "out", dtype, shape, aligned)
-    return Guarded(argument, CPU, gaps=gaps, initial=initial)  # type: ignore[arg-type]
+    return PoisonedOutput(argument, CPU, gaps=gaps, initial=initial)  # type: ignore[arg-type]
 
 
-def ones(output: Guarded) -> torch.Tensor:
+def ones(output: PoisonedOutput) -> torch.Tensor:
     return torch.ones(output.tensor.shape).to(output.tensor.dtype)
 
 
@@ -45,7 +45,7 @@ def last(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def test_every_dtype_is_one_or_the_other() -> None:
     assert {*CERTAIN, *UNCERTAIN} == {*TORCH_DTYPES}
-    assert all(guarded(dtype, (4,)).is_certain == (dtype in CERTAIN) for dtype in TORCH_DTYPES)
+    assert all(poisoned(dtype, (4,)).is_certain == (dtype in CERTAIN) for dtype in TORCH_DTYPES)
 
 
 @pytest.mark.parametrize("gaps", [False, True])
@@ -55,7 +55,7 @@ def test_the_last_element_counts_and_everything_around_it_is_watched(
     dtype: str, shape: tuple[int, ...], gaps: bool
 ) -> None:
     """Nothing is stray after a complete store; each neighbour of the output is, when it changes."""
-    output = guarded(dtype, shape, gaps=gaps)
+    output = poisoned(dtype, shape, gaps=gaps)
     output.poison()
     assert output.tensor.shape == shape and output.tensor.stride(-1) == 1
     assert output.unwritten() == (math.prod(shape), (0,) * len(shape))
@@ -80,7 +80,7 @@ def test_the_last_element_counts_and_everything_around_it_is_watched(
 @pytest.mark.parametrize("dtype", UNCERTAIN)
 def test_where_any_value_may_be_right_two_runs_tell_what_was_not_written(dtype: str) -> None:
     """One run may write what poison is; only what holds the poison of both runs was left."""
-    first, again = guarded(dtype, (4, 6)), guarded(dtype, (4, 6))
+    first, again = poisoned(dtype, (4, 6)), poisoned(dtype, (4, 6))
     first.poison(0)
     again.poison(1)
     assert first.kept_poison_of_both(again) and not same_bits(first.tensor, again.tensor)
@@ -101,7 +101,7 @@ def test_where_any_value_may_be_right_two_runs_tell_what_was_not_written(dtype: 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32", "fp64", "e5m2"])
 def test_what_is_not_finite_counts_as_not_written(dtype: str, value: float) -> None:
-    output = guarded(dtype, (4, 6))
+    output = poisoned(dtype, (4, 6))
     output.poison()
     output.tensor.copy_(ones(output))
     output.tensor[2, 1] = value
@@ -117,7 +117,7 @@ def test_rows_start_at_16_bytes_exactly_where_they_must(dtype: str, columns: int
     whole = columns * size % 16 == 0
     steps = {}
     for aligned in (True, False):
-        tensor = guarded(dtype, (3, columns), aligned=aligned, gaps=gaps).tensor
+        tensor = poisoned(dtype, (3, columns), aligned=aligned, gaps=gaps).tensor
         steps[aligned] = (tensor.stride(0) * size % 16, tensor.storage_offset() * size % 16)
     assert steps[False][0] != 0
     if whole:
@@ -127,7 +127,7 @@ def test_rows_start_at_16_bytes_exactly_where_they_must(dtype: str, columns: int
 
 
 def test_gaps_lie_between_rows_and_between_matrices() -> None:
-    packed, spread = guarded("bf16", (3, 4, 8), gaps=False), guarded("bf16", (3, 4, 8))
+    packed, spread = poisoned("bf16", (3, 4, 8), gaps=False), poisoned("bf16", (3, 4, 8))
     assert packed.tensor.stride() == (32, 8, 1) and spread.tensor.stride() == (6 * 16, 16, 1)
 
 
@@ -135,8 +135,8 @@ def test_gaps_lie_between_rows_and_between_matrices() -> None:
 def test_what_is_worked_on_in_place_holds_its_values_before_each_run(dtype: str) -> None:
     """Its surroundings are poisoned all the same."""
     before = torch.arange(24).view(4, 6).to(torch_dtype(dtype))
-    output = guarded(dtype, (4, 6), initial=before)
-    assert not output.must_be_written and guarded(dtype, (4, 6)).must_be_written
+    output = poisoned(dtype, (4, 6), initial=before)
+    assert not output.must_be_written and poisoned(dtype, (4, 6)).must_be_written
     for turn in (0, 1):
         output.poison(turn)
         assert same_bits(output.tensor, before) and output.stray() == 0
@@ -159,8 +159,8 @@ def test_bits_are_compared_not_values() -> None:
 
 def test_large_tensors_are_looked_at_by_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts add up and places stay those of the whole."""
-    monkeypatch.setattr("cutegen.measure.guarded._CHUNK_BYTES", 64)
-    output = guarded("fp32", (9, 8))
+    monkeypatch.setattr("cutegen.measure.poisoned_output._CHUNK_BYTES", 64)
+    output = poisoned("fp32", (9, 8))
     output.poison()
     output.tensor.copy_(ones(output))
     output.tensor[6:8, 3] = math.nan
@@ -180,11 +180,11 @@ def test_a_fresh_output_is_as_a_caller_would_make_it() -> None:
 @pytest.mark.parametrize(("align_bytes", "gap", "start"), [(16, 16, 0), (8, 8, 8), (1, 1, 1)])
 def test_rows_are_no_more_aligned_than_kernels_must_bear(align_bytes: int, gap: int, start: int) -> None:
     """Nor is where the output starts, if that is less than 16 bytes."""
-    output = Guarded(Argument("y", "out", "e4m3", (3, 32), align_bytes=align_bytes), CPU, gaps=True)
+    output = PoisonedOutput(Argument("y", "out", "e4m3", (3, 32), align_bytes=align_bytes), CPU, gaps=True)
     assert output.tensor.stride() == (32 + gap, 1) and output.tensor.storage_offset() % 16 == start
     odd = Argument("y", "out", "e4m3", (3, 29), aligned=False, align_bytes=align_bytes)
-    assert Guarded(odd, CPU, gaps=True).tensor.stride() == (33, 1)
-    assert Guarded(odd, CPU, gaps=True).tensor.storage_offset() % 16 == 1
+    assert PoisonedOutput(odd, CPU, gaps=True).tensor.stride() == (33, 1)
+    assert PoisonedOutput(odd, CPU, gaps=True).tensor.storage_offset() % 16 == 1
 
 
 @pytest.mark.parametrize("dtype", TORCH_DTYPES)
