@@ -279,7 +279,7 @@ def _refuse_layer(x: Any, w: Any, out: Any, bias: Any) -> None:
     traced = must_trace(x, w) or _is_transforming()  # there is no memory to ask for
     flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     refuse_inputs(("x", flat), ("w", w), "" if traced else default_dispatcher().device_type)
-    if out is not None and not traced:
+    if hasattr(out, "data_ptr") and not traced:
         refuse_shared("x", x, out)
         refuse_shared("w", w, out)
 
