@@ -63,7 +63,7 @@ class _Case:
         self.family.stand_in(self.problem)(self.inputs, {"out": self.output.tensor})
 
     def judge(self) -> Verdict:
-        return judge({"out": self.guarded}, self.family.reference(self.problem, self.inputs))
+        return judge({"out": self.output}, self.family.reference(self.problem, self.inputs))
 
 
 @pytest.mark.parametrize("awkward", [False, True])
