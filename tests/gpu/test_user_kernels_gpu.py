@@ -363,9 +363,9 @@ def test_the_example_is_tuned_called_and_pinned(
     declaration, table = str(folder / "my_norm_kernel.py"), str(tmp_path / "table.json")
     words = ["tune", "--kernel", declaration, "--shape", "4096x4096", "--table", table, "--quiet", "--json"]
     words += ["--effort", "quick", "--busy", "warn"]
-    assert main(words) == 0
+    assert main(words) == 0, capsys.readouterr().err
     (first,) = json.loads(capsys.readouterr().out)["results"]
-    assert main(words) == 0
+    assert main(words) == 0, capsys.readouterr().err
     (second,) = json.loads(capsys.readouterr().out)["results"]
     if not first["candidates"][0]["timing"]["contended_by"]:  # by other tests, say: then it is measured again
         assert second["reused"] and second["winner"] == first["winner"]
