@@ -28,7 +28,7 @@ from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.registry import find_space
 from cutegen.runtime import background
 from cutegen.runtime.answer_lookup import Answer
-from cutegen.runtime.background import Compilation
+from cutegen.runtime.background import PendingKernel
 from cutegen.runtime.call_plan import serve_call
 from cutegen.runtime.dispatch import Choice, Dispatcher, Served
 from cutegen.runtime.kernel_cache import FirstLaunch, Kernel, Kernels
@@ -70,7 +70,7 @@ def test_a_missing_kernel_is_awaited_once(gpu: FakeGpu) -> None:
     gpu.gate.clear()
     kernels = gpu.kernels(build="background")
     first = kernels.ask(PROBLEM, CONFIG, ARCH)
-    assert isinstance(first, Compilation) and not first.finished and not kernels.wait(0.05)
+    assert isinstance(first, PendingKernel) and not first.finished and not kernels.wait(0.05)
     other = CONFIG.replace(swizzle_size=4, raster_along_m=False)  # the same kernel
     assert kernels.ask(Problem(1024, 1024, 1032), other, ARCH) is first
     opened(gpu, kernels)
@@ -135,17 +135,17 @@ def test_nothing_starts_in_a_capture(gpu: FakeGpu) -> None:
 
 def test_whoever_waited_finds_the_compilation_finished(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Call plans look at it and at nothing else: the next call launches the kernel."""
-    ending, finish = threading.Event(), Compilation.finish
+    ending, finish = threading.Event(), PendingKernel.finish
 
-    def late(self: Compilation, error: CutegenError | None = None) -> None:
+    def late(self: PendingKernel, error: CutegenError | None = None) -> None:
         ending.set()
         time.sleep(0.2)  # the waiting thread runs
         finish(self, error)
 
-    monkeypatch.setattr(Compilation, "finish", late)
+    monkeypatch.setattr(PendingKernel, "finish", late)
     kernels = gpu.kernels(build="background")
     found = kernels.ask(PROBLEM, CONFIG, ARCH)
-    assert isinstance(found, Compilation)
+    assert isinstance(found, PendingKernel)
     assert ending.wait(ENOUGH_S) and kernels.wait(ENOUGH_S) and found.finished
 
 
@@ -154,7 +154,7 @@ def test_threads_start_one_compilation(gpu: FakeGpu) -> None:
     gpu.gate.clear()
     kernels = gpu.kernels(build="background")
     together = threading.Barrier(8)
-    found: list[Kernel | Compilation] = []
+    found: list[Kernel | PendingKernel] = []
 
     def ask() -> None:
         together.wait()
@@ -165,7 +165,7 @@ def test_threads_start_one_compilation(gpu: FakeGpu) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len({id(item) for item in found}) == 1 and isinstance(found[0], Compilation)
+    assert len({id(item) for item in found}) == 1 and isinstance(found[0], PendingKernel)
     opened(gpu, kernels)
     assert len(gpu.compiled) == len(gpu.loaded) == 1
 
@@ -259,7 +259,7 @@ def test_a_kernel_that_cannot_be_stored_or_submitted_costs_no_other(
     assert isinstance(kernels.ask(PROBLEM, CONFIG, ARCH), Kernel)
     for problem, reason in ((FUSED, "Input/output"), (fp32, "cannot read")):
         found = kernels.ask(problem, CONFIG, ARCH)
-        assert isinstance(found, Compilation) and reason in str(found.error)
+        assert isinstance(found, PendingKernel) and reason in str(found.error)
 
 
 def test_a_library_that_does_not_load_counts_as_failed(
@@ -272,7 +272,7 @@ def test_a_library_that_does_not_load_counts_as_failed(
 
     kernels = gpu.kernels(build="background", load=load)
     found = kernels.ask(PROBLEM, CONFIG, ARCH)
-    assert isinstance(found, Compilation) and found.wait(ENOUGH_S)
+    assert isinstance(found, PendingKernel) and found.wait(ENOUGH_S)
     assert isinstance(found.error, LaunchError) and kernels.ask(PROBLEM, CONFIG, ARCH) is found
     assert len(said(caplog)) == 1 and "cannot load" in said(caplog)[0]
 
@@ -298,7 +298,7 @@ def test_an_unexpected_error_leaves_nobody_waiting(gpu: FakeGpu, monkeypatch: py
     kernels = gpu.kernels(build="background")
     gpu.failure = lambda source: 1 / 0  # type: ignore[assignment, return-value]
     found = kernels.ask(PROBLEM, CONFIG, ARCH)
-    assert isinstance(found, Compilation) and found.wait(ENOUGH_S)
+    assert isinstance(found, PendingKernel) and found.wait(ENOUGH_S)
     assert isinstance(found.error, LaunchError)
     gpu.failure = lambda source: None
     kernels.ask(FUSED, CONFIG, ARCH)
@@ -315,7 +315,7 @@ def test_a_loader_that_fails_unexpectedly_leaves_nobody_waiting(
     monkeypatch.setattr(threading, "excepthook", raised.put)
     kernels = gpu.kernels(build="background", load=lambda library, symbol: 1 / 0)
     found = kernels.ask(PROBLEM, CONFIG, ARCH)
-    assert isinstance(found, Compilation) and found.wait(ENOUGH_S)
+    assert isinstance(found, PendingKernel) and found.wait(ENOUGH_S)
     assert isinstance(found.error, LaunchError) and kernels.wait(ENOUGH_S)
     assert raised.get(timeout=ENOUGH_S).exc_type is ZeroDivisionError and raised.empty()
 
@@ -387,7 +387,7 @@ ANSWER = Answer(PROBLEM, "default", CONFIG)
 
 def test_a_plan_replaces_its_launcher(caplog: pytest.LogCaptureFixture) -> None:
     """The first call after the kernel is ready launches it; from then on nothing asks any more."""
-    awaited = Compilation()
+    awaited = PendingKernel()
     plan = Plan(Served(ANSWER, None, awaited), Served(ANSWER), Served(ANSWER))
     before = plan.launch
     plan.launch()
@@ -404,7 +404,7 @@ def test_a_plan_replaces_its_launcher(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_capture_keeps_what_serves(caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is swapped in during a capture, even if it is ready, and that is said once."""
-    awaited = Compilation()
+    awaited = PendingKernel()
     plan = Plan(Served(ANSWER, None, awaited), Served(ANSWER))
     awaited.finish()
     plan.capturing = True
@@ -417,8 +417,8 @@ def test_a_capture_keeps_what_serves(caplog: pytest.LogCaptureFixture) -> None:
     assert plan.calls[-1] == "kernel"
 
 
-@pytest.mark.parametrize("awaited", [None, Compilation()])
-def test_a_first_launch_that_fails_is_none(awaited: Compilation | None) -> None:
+@pytest.mark.parametrize("awaited", [None, PendingKernel()])
+def test_a_first_launch_that_fails_is_none(awaited: PendingKernel | None) -> None:
     """A capture is refused until the kernel was launched; what takes note of that leaves the plan."""
     first = FirstLaunch(("key", 0), set())
     choice = Choice(ANSWER, lambda: None, Launch((), 0), first)
@@ -461,7 +461,7 @@ def test_closing_ends_what_is_under_way(gpu: FakeGpu, caplog: pytest.LogCaptureF
     gpu.gate.clear()
     kernels = gpu.kernels(build="background")
     found = kernels.ask(PROBLEM, CONFIG, ARCH)
-    assert isinstance(found, Compilation)
+    assert isinstance(found, PendingKernel)
     kernels._background.close()
     assert found.finished and found.error is not None and gpu.builders[0].closed
     assert not said(caplog)
@@ -486,7 +486,7 @@ print(type(kernels.ask(problem, config, arch)).__name__)
 
 
 @pytest.mark.dsl
-@pytest.mark.parametrize(("mode", "kind"), [("wait", "Kernel"), ("leave", "Compilation")])
+@pytest.mark.parametrize(("mode", "kind"), [("wait", "Kernel"), ("leave", "PendingKernel")])
 def test_with_the_real_compiler(tmp_path: Path, mode: str, kind: str) -> None:
     """A kernel comes out of it; a program that ends meanwhile ends cleanly, and at once."""
     command = [sys.executable, "-c", BACKGROUND, str(tmp_path / "cache"), mode]

@@ -21,7 +21,7 @@ from cutegen.families.gemm.problem import Problem
 from cutegen.families.registry import find_space
 from cutegen.records.trials import Trial, TrialStore
 from cutegen.runtime import recorder
-from cutegen.runtime.background import Compilation
+from cutegen.runtime.background import PendingKernel
 from cutegen.runtime.kernel_cache import Kernel, Kernels
 from cutegen.runtime.recorder import Recorder
 from cutegen.system.forks import RenewedLock
@@ -100,7 +100,7 @@ def test_a_child_waits_for_no_kernel_of_its_parent_and_compiles_its_own(tmp_path
     gpu.gate.clear()
     kernels: Kernels = gpu.kernels(build="background")
     pending = kernels.ask(PROBLEM, CONFIG, ARCH)
-    assert isinstance(pending, Compilation) and not pending.finished
+    assert isinstance(pending, PendingKernel) and not pending.finished
     if copied:
         kernels = kernels.with_build("background")
 
@@ -109,7 +109,7 @@ def test_a_child_waits_for_no_kernel_of_its_parent_and_compiles_its_own(tmp_path
             return False
         gpu.gate.set()
         again = kernels.ask(PROBLEM, CONFIG, ARCH)
-        if isinstance(again, Compilation) and not again.wait(LIMIT_S / 4):
+        if isinstance(again, PendingKernel) and not again.wait(LIMIT_S / 4):
             return False
         return isinstance(kernels.ask(PROBLEM, CONFIG, ARCH), Kernel)
 

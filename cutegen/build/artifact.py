@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from cutegen.build.kernel_resources import LARGEST_COUNT, Resources
-from cutegen.build.store import LIBRARY, Entry, Store
+from cutegen.build.store import LIBRARY, Store, StoredEntry
 from cutegen.build.toolchain import Toolchain, is_artifact_key, key_of
 from cutegen.digest import Json
 from cutegen.errors import BuildError, StoreError
@@ -135,7 +135,7 @@ def about(source: Source) -> dict[str, Json]:
     return {"config": source.config.to_json(), "signature": signature, "recipe": source.recipe}
 
 
-def from_entry(entry: Entry) -> Result:
+def from_entry(entry: StoredEntry) -> Result:
     """Return what the entry of a store records.
 
     Raises:
@@ -164,7 +164,7 @@ def find_result(store: Store, arch: str, key: str) -> Result | None:
         return None
 
 
-def _failure(entry: Entry) -> Failure:
+def _failure(entry: StoredEntry) -> Failure:
     meta, log = entry.meta, ""
     outcome = _text(meta, "outcome")
     if outcome not in FAILURES:
@@ -175,7 +175,7 @@ def _failure(entry: Entry) -> Failure:
     return Failure(entry.key, outcome, _text(meta, "message"), log, limit_s)
 
 
-def _artifact(entry: Entry) -> Artifact:
+def _artifact(entry: StoredEntry) -> Artifact:
     meta = entry.meta
     resources = meta["resources"]
     if not isinstance(resources, Mapping):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from cutegen.build.artifact import OBJECT, SOURCE, Artifact, from_entry
-from cutegen.build.store import LIBRARY, META, Entry, KeyLock, Store, file_digest
+from cutegen.build.store import LIBRARY, META, KeyLock, Store, StoredEntry, file_digest
 from cutegen.build.toolchain import host_name, host_runs, is_artifact_key
 from cutegen.digest import Json
 from cutegen.errors import BuildError, StoreError
@@ -60,7 +60,7 @@ def export_bundle(path: Path, store: Store, artifacts: Iterable[Artifact], manif
         BuildError: The bundle would be larger than one may be.
         StoreError: An artifact is not (or no longer) in the store, or the file cannot be written.
     """
-    entries: list[Entry] = []
+    entries: list[StoredEntry] = []
     for artifact in artifacts:
         entry = store.find(artifact.arch, artifact.key)
         if entry is None:
@@ -78,7 +78,7 @@ def _plain_tar(file: IO[bytes]) -> tarfile.TarFile:
     return tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT)
 
 
-def _write(tar: tarfile.TarFile, entries: list[Entry], manifest: Json) -> None:
+def _write(tar: tarfile.TarFile, entries: list[StoredEntry], manifest: Json) -> None:
     listed: list[Json] = []
     for entry in entries:
         files = {name: file_digest(entry.folder / name) for name in sorted(LIMITS)}
@@ -216,7 +216,7 @@ class Bundle:
         try:
             if any(meta.get(field) != value for field, value in own.items()):
                 raise BuildError(f"{folder / META} is that of another artifact")
-            artifact = from_entry(Entry(arch, key, folder, meta))
+            artifact = from_entry(StoredEntry(arch, key, folder, meta))
         except BuildError as error:
             raise BuildError(f"bundle {self._path}: {error}") from error
         if not isinstance(artifact, Artifact):

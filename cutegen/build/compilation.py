@@ -15,7 +15,7 @@ from pathlib import Path
 from cutegen.build.artifact import LOG, OBJECT, SOURCE
 from cutegen.build.child import Job
 from cutegen.build.forked_child import plain
-from cutegen.build.store import LIBRARY, Entry, KeyLock
+from cutegen.build.store import LIBRARY, KeyLock, StoredEntry
 from cutegen.digest import Json
 from cutegen.errors import StoreError
 
@@ -103,7 +103,7 @@ class Compilation:
             return {"outcome": "abort", "message": f"the compiler exited with status {code} and no answer"}
         return answer
 
-    def copy_from(self, entry: Entry) -> dict[str, Json]:
+    def copy_from(self, entry: StoredEntry) -> dict[str, Json]:
         """Take the files of ``entry``, which is the same kernel; return what ``meta.json`` shall say.
 
         Raises:

@@ -21,7 +21,7 @@ from cutegen.build.child import Job, compile_into, warm_up
 from cutegen.build.compilation import Compilation
 from cutegen.build.forked_child import GO, run_and_exit
 from cutegen.build.link import Linker
-from cutegen.build.store import Entry, KeyLock, Store
+from cutegen.build.store import KeyLock, Store, StoredEntry
 from cutegen.digest import Json, digest
 from cutegen.errors import BuildError, StoreError
 
@@ -280,7 +280,7 @@ class Daemon:
         for other in self._waiting_for.pop(run.trace, []) if run.trace and not run.is_duplicate else ():
             self._answer_duplicate(other, ended)
 
-    def _entry_of_trace(self, run: Compilation) -> Entry | None:
+    def _entry_of_trace(self, run: Compilation) -> StoredEntry | None:
         """Return the entry of the kernel that a job traced, if another job has compiled it."""
         key = self._store.find_trace(run.job.arch, run.trace)
         return None if key is None else self._store.find(run.job.arch, key)

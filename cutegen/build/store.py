@@ -21,7 +21,7 @@ from cutegen.errors import StoreError
 from cutegen.system.private import make_private
 from cutegen.system.publish import publish
 
-__all__ = ["Entry", "KeyLock", "Store", "file_digest"]
+__all__ = ["KeyLock", "Store", "StoredEntry", "file_digest"]
 
 #: Layout of the folders; a change of layout starts a new tree and leaves the old one alone.
 LAYOUT = "v1"
@@ -41,7 +41,7 @@ def file_digest(path: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoredEntry:
     """One complete folder of the store.
 
     Attributes:
@@ -136,7 +136,7 @@ class Store:
             )
         return self.root / LAYOUT / arch / key[:2] / key
 
-    def find(self, arch: str, key: str, *, verify: bool = True) -> Entry | None:
+    def find(self, arch: str, key: str, *, verify: bool = True) -> StoredEntry | None:
         """Return the entry of ``key``, or None; a corrupt entry is set aside and counts as absent.
 
         In a cache that is only read it stays where it is, and a warning is logged.
@@ -162,11 +162,11 @@ class Store:
                 self._set_aside(arch, key)
             return entry
 
-    def read(self, arch: str, key: str) -> Entry | None:
+    def read(self, arch: str, key: str) -> StoredEntry | None:
         """Return the whole entry of ``key``, or None; for holders of its lock, who replace corrupt ones."""
         return self._read(arch, key, verify=True)[0]
 
-    def _read(self, arch: str, key: str, verify: bool) -> tuple[Entry | None, str]:
+    def _read(self, arch: str, key: str, verify: bool) -> tuple[StoredEntry | None, str]:
         folder = self.folder(arch, key)
         self._trust.require(folder)
         try:
@@ -178,7 +178,7 @@ class Store:
         except OSError as error:
             raise store_failure(f"read {folder}", error) from error
         damage = _contradiction(meta, key) or (_changed_file(folder, meta["files"]) if verify else "")
-        return (None, damage) if damage else (Entry(arch, key, folder, meta), "")
+        return (None, damage) if damage else (StoredEntry(arch, key, folder, meta), "")
 
     def _is_only_read(self) -> bool:
         try:
@@ -307,7 +307,7 @@ class Store:
             raise store_failure(f"write to {self.root}", error) from error
         return staged
 
-    def publish(self, lock: KeyLock, meta: Mapping[str, Json]) -> Entry:
+    def publish(self, lock: KeyLock, meta: Mapping[str, Json]) -> StoredEntry:
         """Turn the staged folder of the locked key into its entry, replacing an earlier one.
 
         The files are not synced: a power cut can truncate them, and the digests then say so.
@@ -325,7 +325,7 @@ class Store:
             staged.rename(folder)
         except OSError as error:
             raise store_failure(f"write to {self.root}", error) from error
-        return Entry(lock.arch, lock.key, folder, full)
+        return StoredEntry(lock.arch, lock.key, folder, full)
 
     def unstage(self, lock: KeyLock) -> None:
         """Remove the staged folder of the locked key."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from cutegen.arch import Arch
 from cutegen.build import Toolchain
-from cutegen.build.store import Entry, Store
+from cutegen.build.store import Store, StoredEntry
 from cutegen.digest import Json, digest
 from cutegen.errors import BuildError
 from cutegen.families.gemm.operator_package import PACKAGE, require_package
@@ -126,7 +126,7 @@ def find_listing(problem: Problem, arch: Arch, store: Store, *, ask: Ask | None 
     return known
 
 
-def _kept(entry: Entry | None) -> Listing | None:
+def _kept(entry: StoredEntry | None) -> Listing | None:
     """Return the listing of an entry; None if there is none or it is malformed, so that the API is asked."""
     try:
         return None if entry is None else Listing.from_json(entry.meta.get("listing"))

@@ -21,7 +21,7 @@ from cutegen.system.forks import renew_in_children
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["BackgroundCompiler", "Builds", "Compilation"]
+__all__ = ["BackgroundCompiler", "Builds", "PendingKernel"]
 
 #: Seconds without work after which thread and daemon end. Starting them again takes about two.
 IDLE_S = 10.0
@@ -48,7 +48,7 @@ class Builds(Protocol):
         ...
 
 
-class Compilation:
+class PendingKernel:
     """A kernel that is being compiled, or that could not be.
 
     Args:
@@ -91,7 +91,7 @@ class _Job:
     source: Source
     ready: Callable[[Artifact], None]
     failed: Callable[[CutegenError], None]
-    compilation: Compilation
+    compilation: PendingKernel
 
     def end(self, result: Result | CutegenError) -> None:
         try:
@@ -128,7 +128,7 @@ class BackgroundCompiler:
 
     def start(
         self, source: Source, ready: Callable[[Artifact], None], failed: Callable[[CutegenError], None]
-    ) -> Compilation:
+    ) -> PendingKernel:
         """Begin to compile ``source``; return at once.
 
         Args:
@@ -136,7 +136,7 @@ class BackgroundCompiler:
             ready: Called in the thread with the artifact. What it raises counts as a failure.
             failed: Called there with the error if there is no artifact.
         """
-        compilation = Compilation()
+        compilation = PendingKernel()
         with self._changed:
             self._asked.append(_Job(source, ready, failed, compilation))
             if self._thread is None:

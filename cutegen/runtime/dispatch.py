@@ -20,7 +20,7 @@ from cutegen.records.entry import ANY, Fingerprint
 from cutegen.records.paths import default_table_path
 from cutegen.records.table import Table, require_fallback
 from cutegen.runtime.answer_lookup import Answer, estimate, look_up
-from cutegen.runtime.background import Compilation
+from cutegen.runtime.background import PendingKernel
 from cutegen.runtime.kernel_cache import FirstLaunch, Kernel, Kernels, frozen_error, not_in_capture
 from cutegen.runtime.tally import AWAITED, MISSED, TORCH
 from cutegen.search.defaults import default_config, prepare_defaults
@@ -72,7 +72,7 @@ class Served:
 
     answer: Answer
     choice: Choice | None = None
-    awaited: Compilation | None = None
+    awaited: PendingKernel | None = None
     ticks: tuple[Callable[[], object], ...] = ()
 
 
@@ -299,7 +299,7 @@ class Dispatcher:
         served = self._instead(answer, found if error is None else error, index, capturing)
         return self._counted(served, MISSED if isinstance(error, FrozenError) else AWAITED)
 
-    def _ask(self, answer: Answer, config: Config, index: int, capturing: bool) -> Kernel | Compilation:
+    def _ask(self, answer: Answer, config: Config, index: int, capturing: bool) -> Kernel | PendingKernel:
         """Return the kernel, or what there is in its place; of frozen kernels only those that ran there."""
         arch, known = self.arch(index), answer.known_key
         found = self.kernels.ask(answer.problem, config, arch, known_key=known, capturing=capturing)
@@ -331,11 +331,11 @@ class Dispatcher:
         return self._counted(served, served.answer.how)
 
     def _instead(
-        self, answer: Answer, found: Compilation | CutegenError, index: int, capturing: bool
+        self, answer: Answer, found: PendingKernel | CutegenError, index: int, capturing: bool
     ) -> Served:
         """Return what computes a problem whose kernel is being compiled, or cannot be for that reason."""
         problem = answer.problem
-        awaited = found if isinstance(found, Compilation) else None
+        awaited = found if isinstance(found, PendingKernel) else None
         family = find_family(problem.family)
         near = None if family.is_library_call(problem) else self._nearest(problem, index)
         if near is not None:
@@ -411,9 +411,9 @@ class Dispatcher:
         return bool(reasons)
 
 
-def _error_of(found: Kernel | Compilation) -> CutegenError | None:
+def _error_of(found: Kernel | PendingKernel) -> CutegenError | None:
     """Return why there is no kernel, as far as that is known by now; a moment later it may be."""
-    return found.error if isinstance(found, Compilation) else None
+    return found.error if isinstance(found, PendingKernel) else None
 
 
 def _is_broken(error: CutegenError | None) -> bool:

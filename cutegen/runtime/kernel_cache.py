@@ -29,7 +29,7 @@ from cutegen.build.store import Store
 from cutegen.errors import BuildError, CutegenError, FrozenError, LaunchError, UsageError
 from cutegen.families.registry import space_of
 from cutegen.family import Problem, Signature
-from cutegen.runtime.background import BackgroundCompiler, Builds, Compilation
+from cutegen.runtime.background import BackgroundCompiler, Builds, PendingKernel
 from cutegen.runtime.tally import Tally
 from cutegen.space import Config
 from cutegen.system.forks import RenewedLock, renew_in_children
@@ -146,7 +146,7 @@ def _load(library: Path, symbol: str) -> Callable[..., Any]:
 class _NotLoadedError(LaunchError):
     """A kernel could not be loaded, now or before."""
 
-    def __init__(self, compilation: Compilation) -> None:
+    def __init__(self, compilation: PendingKernel) -> None:
         self.compilation = compilation
         super().__init__(str(compilation.error))
 
@@ -224,10 +224,10 @@ class Kernels:
         #: Held while a thread waits for the compiler, one for each kernel.
         self._making: dict[_View, RenewedLock] = {}
         #: Kernels that are being compiled in the background, and those that could not be.
-        self._compilations: dict[_View, Compilation] = {}
+        self._compilations: dict[_View, PendingKernel] = {}
         self._said: set[str] = set()
         #: Kernels that could not be loaded, with the reason.
-        self._broken: dict[_View, Compilation] = {}
+        self._broken: dict[_View, PendingKernel] = {}
         self._builder = builder
         self._background = BackgroundCompiler(lambda: builder(self.store))
         self.on_miss = ""
@@ -276,7 +276,7 @@ class Kernels:
         self._background.close()
         return other
 
-    def miss(self, problem: Problem) -> Compilation:
+    def miss(self, problem: Problem) -> PendingKernel:
         """Return what stands for a kernel that is not loaded and may not be, after what ``on_miss`` asks for.
 
         Raises:
@@ -287,7 +287,7 @@ class Kernels:
             raise error
         if self.on_miss == "warn":
             self._say(str(error), "%s; something else computes it", error)
-        return Compilation(error)
+        return PendingKernel(error)
 
     @cached_property
     def toolchain(self) -> Toolchain:
@@ -320,7 +320,7 @@ class Kernels:
 
     def ask(
         self, problem: Problem, config: Config, arch: Arch, *, known_key: str = "", capturing: bool = False
-    ) -> Kernel | Compilation:
+    ) -> Kernel | PendingKernel:
         """Return the kernel of ``config``, or under ``build="background"`` what is awaited in its place.
 
         A compilation that failed is returned too, and so is a kernel that cannot be loaded; the reason was
@@ -354,20 +354,20 @@ class Kernels:
         with self._lock:
             return tuple(self._loaded)
 
-    def _get(self, request: _Request) -> Kernel | Compilation:
+    def _get(self, request: _Request) -> Kernel | PendingKernel:
         # What is ready is found without the lock, which another thread may hold while it compiles.
         ready = self._ready.get(request.exact)
         if ready is not None:
             return ready
         view = request.view
-        found: Kernel | Compilation | None = self._ready.get(view)
+        found: Kernel | PendingKernel | None = self._ready.get(view)
         if found is None:
             found = self._made_ready(request, view)
         if isinstance(found, Kernel):
             self._ready[request.exact] = self._ready[view] = found
         return found
 
-    def _made_ready(self, request: _Request, view: _View) -> Kernel | Compilation:
+    def _made_ready(self, request: _Request, view: _View) -> Kernel | PendingKernel:
         """Load or compile a kernel; or return what is awaited, or why there is none."""
         with self._lock:
             found = self._found(request, view)
@@ -379,7 +379,7 @@ class Kernels:
         with making:  # whoever wants another kernel goes on meanwhile
             return self._made_now(request, view)
 
-    def _made_now(self, request: _Request, view: _View) -> Kernel | Compilation:
+    def _made_now(self, request: _Request, view: _View) -> Kernel | PendingKernel:
         """Compile and load a kernel, unless another thread has done so by now."""
         with self._lock:
             found = self._found(request, view)
@@ -389,7 +389,7 @@ class Kernels:
         with self._lock:
             return self._open(found, request.problem, view) if isinstance(found, Artifact) else found
 
-    def _found(self, request: _Request, view: _View) -> Kernel | Compilation | Artifact | Source:
+    def _found(self, request: _Request, view: _View) -> Kernel | PendingKernel | Artifact | Source:
         """Return a kernel, or what it is to be made of; or what is awaited. The lock is held."""
         with self._lock:
             if (ready := self._ready.get(view)) is not None:  # by now
@@ -406,7 +406,7 @@ class Kernels:
                 if request.wait:
                     raise
                 self._tell(request.problem, request.config, error)
-                return self._compilations.setdefault(view, Compilation(error))
+                return self._compilations.setdefault(view, PendingKernel(error))
             if request.capturing and not isinstance(found, Kernel):
                 raise not_in_capture(request.problem)
             return found
@@ -417,7 +417,7 @@ class Kernels:
             kernel = self._loaded_from(artifact)
         except LaunchError as error:
             self._tell(problem, view[2], error)
-            self._broken[view] = Compilation(error)
+            self._broken[view] = PendingKernel(error)
             raise _NotLoadedError(self._broken[view]) from error
         self._ready[view] = kernel
         return kernel
@@ -427,7 +427,7 @@ class Kernels:
         self._loaded[artifact.key] = kernel
         return kernel
 
-    def _begin(self, source: Source, problem: Problem, view: _View) -> Compilation:
+    def _begin(self, source: Source, problem: Problem, view: _View) -> PendingKernel:
         """Compile ``source`` in the background."""
 
         def ready(artifact: Artifact) -> None:

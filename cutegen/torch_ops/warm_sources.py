@@ -24,7 +24,7 @@ from cutegen.torch_ops.recording import Recording
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CAPTURE_SIZES", "Rows", "Source", "read_source"]
+__all__ = ["CAPTURE_SIZES", "ExpectedCalls", "Rows", "read_source"]
 
 _log = logging.getLogger("cutegen")
 
@@ -39,7 +39,7 @@ Rows = int | str | Iterable[int]
 
 
 @dataclass(frozen=True)
-class Source:
+class ExpectedCalls:
     """What calls are expected.
 
     Attributes:
@@ -55,7 +55,7 @@ class Source:
     family: str = ""
 
 
-def read_source(source: Any, m: Rows | None, answering: Table | None) -> Source:
+def read_source(source: Any, m: Rows | None, answering: Table | None) -> ExpectedCalls:
     """Return what ``source`` stands for.
 
     Args:
@@ -75,12 +75,12 @@ def read_source(source: Any, m: Rows | None, answering: Table | None) -> Source:
     if isinstance(source, str) and _is_family(source):
         if m is not None:
             raise UsageError("m says with how many rows a model, a recording or a table is called; name one")
-        return Source(family=source)
+        return ExpectedCalls(family=source)
     if isinstance(source, (str, Path)) and Path(source).suffix != ".jsonl":
         source = Table.load(source)
     if isinstance(source, Table):
         named = (*source.entries, *(each.range.low for each in source.ranges))
-        return _widened(named, m, source, source) if m is not None else Source(table=source)
+        return _widened(named, m, source, source) if m is not None else ExpectedCalls(table=source)
     if isinstance(source, (str, Path)):
         calls: Iterable[Any] = read_recordings([Path(source)]).calls
     elif isinstance(source, Recording):
@@ -95,7 +95,7 @@ def read_source(source: Any, m: Rows | None, answering: Table | None) -> Source:
     else:
         raise UsageError(f"source is a {type(source).__name__}; it must be a model, a recording or a table")
     called = dict.fromkeys(call.problem for call in calls if call.how != "given")
-    return Source(tuple(called)) if m is None else _widened(called, m, answering)
+    return ExpectedCalls(tuple(called)) if m is None else _widened(called, m, answering)
 
 
 def _require_rows(m: Rows) -> int | str | tuple[int, ...]:
@@ -153,7 +153,7 @@ def _of_layers(model: torch.nn.Module) -> Iterator[Problem]:
 
 def _widened(
     problems: Iterable[Problem], m: Rows, answering: Table | None, table: Table | None = None
-) -> Source:
+) -> ExpectedCalls:
     """Return ``problems`` with each number of rows; those that have none as they are.
 
     Of a range of rows the sizes at which the table names another kernel, and as kinds what else may answer: a
@@ -173,7 +173,7 @@ def _widened(
             found[called] = None
             if _ends(m) is not None:
                 kinds.setdefault(called.signature, called)
-    return Source(tuple(found), tuple(kinds.values()), table)
+    return ExpectedCalls(tuple(found), tuple(kinds.values()), table)
 
 
 def _rows(m: Rows, problem: Problem, table: Table | None) -> Iterable[int]:

@@ -24,7 +24,7 @@ from cutegen.runtime.workspace import new_workspace
 from cutegen.text import shown
 from cutegen.torch_ops import gemm as state
 from cutegen.torch_ops.family_operator import drop_family_plans
-from cutegen.torch_ops.warm_sources import Rows, Source, read_source
+from cutegen.torch_ops.warm_sources import ExpectedCalls, Rows, read_source
 
 __all__ = ["launch_once", "prepare", "warmup"]
 
@@ -170,7 +170,7 @@ def _launch_all(
     return warmed
 
 
-def _of_source(expected: Source, needs: Needs) -> Iterator[Wanted]:
+def _of_source(expected: ExpectedCalls, needs: Needs) -> Iterator[Wanted]:
     """Yield the kernels that a source of calls needs; a table that is one answers them itself."""
     named = expected.table is not None
     needs = replace(needs, table=expected.table) if named else needs
