@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from cutegen.cli.main import main
+from cutegen.cli.main import main as command
 
 if __name__ == "__main__":
-    sys.exit(main(["pin", *sys.argv[1:]]))
+    sys.exit(command(["pin", *sys.argv[1:]]))

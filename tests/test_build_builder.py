@@ -178,7 +178,7 @@ def test_what_is_not_the_sources_fault_is_not_kept(built) -> None:  # type: igno
     assert killed.outcome == "abort" and "SIGKILL" in killed.message and killed.again
     assert full.outcome == "store" and full.again and isinstance(full.error(), StoreError)
     assert full.message == f"cannot write to {store.root}: No space left on device"
-    assert not failure(built, "abort").again
+    assert not failure(built, "abort").again and not failure(built, "lacking").again
     kept = set(store.keys("sm_90a"))
     for name in ("killed", "disk"):
         assert artifact_key(BAD[name], Toolchain.current()) not in kept

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from fake_family import AllFamilies  # noqa: E402
 from fake_kernels import operators_ask  # noqa: E402
+from torch._dynamo.exc import TorchRuntimeError  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 
 import cutegen  # noqa: E402
@@ -240,8 +241,8 @@ def test_a_compiler_is_told_of_operands_that_cannot_work(gpu: AllFamilies) -> No
         )
         a, b = some(16, N, dtype=BF16), some(N, 24, dtype=BF16)
         assert torch.equal(compiled(a, b), cutegen.gemm(a, b, alpha=2))
-        with pytest.raises(Exception, match=r"b has dtype torch.float16 but a has torch.bfloat16"):
+        with pytest.raises(TorchRuntimeError, match=r"b has dtype torch.float16 but a has torch.bfloat16"):
             compiled(a, b.half())
         norm = torch.compile(cutegen.rms_norm, backend="aot_eager", fullgraph=True, dynamic=dynamic)
-        with pytest.raises(Exception, match=r"x has dtype torch.int64; valid"):
+        with pytest.raises(TorchRuntimeError, match=r"x has dtype torch.int64; valid"):
             norm(torch.ones(3, N, dtype=torch.int64))

@@ -70,13 +70,18 @@ OVERLAPS = (
 )
 
 
-#: Tiles, k, and whether a launch on most multiprocessors overlaps, if it may: tiles that L2 limits do
-#: not where rows are long, 128x256 uses more of what it loads, and 128x32 waits for memory.
+#: Tiles, clusters, whether they are swapped, k, and whether a launch on most multiprocessors overlaps, if it
+#: may: tiles that L2 limits do not where rows are long. 128x256 and clusters that share the 128 rows use more
+#: of what they load, and 128x32 waits for memory.
 OVERLAPS_OF_TILES = (
-    ((64, 128), 2040, True),
-    ((64, 128), 2048, False),
-    ((128, 256), 4096, True),
-    ((128, 32), 4096, True),
+    ((64, 128), (1, 1), False, 2040, True),
+    ((64, 128), (1, 1), False, 2048, False),
+    ((64, 128), (1, 1), True, 2048, False),
+    ((64, 128), (1, 2), False, 4096, False),
+    ((64, 128), (2, 1), False, 4096, True),
+    ((64, 128), (2, 1), True, 4096, True),
+    ((128, 256), (1, 1), False, 4096, True),
+    ((128, 32), (1, 1), False, 4096, True),
 )
 
 
@@ -86,7 +91,7 @@ def kernel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def compiled(folder: Path, tile_shape_mn: tuple[int, int], **knobs: Value) -> Artifact:
-    """Return a kernel of single CTAs."""
+    """Return a kernel, of single CTAs unless ``knobs`` say else."""
     problem = Problem(328, 5632, 512)
     shape: dict[str, Value] = {
         "tile_shape_mn": tile_shape_mn,
@@ -153,21 +158,24 @@ def test_launches_on_half_of_the_multiprocessors_do_not_overlap(use_pdl: bool, t
     assert found == [use_pdl and overlaps for *_, overlaps in OVERLAPS]
 
 
-@pytest.mark.parametrize(("tile", "k", "overlaps"), OVERLAPS_OF_TILES)
+@pytest.mark.parametrize(("tile", "cluster", "swapped", "k", "overlaps"), OVERLAPS_OF_TILES)
 def test_launches_of_tiles_that_l2_limits_do_not_overlap(
-    tile: tuple[int, int], k: int, overlaps: bool, tmp_path: Path
+    tile: tuple[int, int], cluster: tuple[int, int], swapped: bool, k: int, overlaps: bool, tmp_path: Path
 ) -> None:
     """Their CTAs would have no neighbours in their GPC to share loads with."""
-    warpgroups = tile[0] // 64
-    artifact = compiled(tmp_path / "cache", tile, swap_ab=False, use_pdl=True, mma_warpgroups=warpgroups)
-    tiles_in_most = (tile[0] * 8, tile[1] * 16, k)
-    assert overlapping(artifact, [tiles_in_most], tmp_path) == [overlaps]
+    knobs: dict[str, Value] = {"swap_ab": swapped, "use_pdl": True, "mma_warpgroups": tile[0] // 64}
+    artifact = compiled(tmp_path / "cache", tile, cluster_shape_mn=cluster, **knobs)
+    in_most = (tile[1] * 16, tile[0] * 8) if swapped else (tile[0] * 8, tile[1] * 16)
+    clusters = 132 // (cluster[0] * cluster[1])
+    assert overlapping(artifact, [(*in_most, k)], tmp_path, clusters) == [overlaps]
 
 
-def overlapping(artifact: Artifact, sizes: list[tuple[int, ...]], folder: Path) -> list[bool]:
+def overlapping(
+    artifact: Artifact, sizes: list[tuple[int, ...]], folder: Path, clusters: int = 132
+) -> list[bool]:
     """Return for each launch whether it may begin before the one before it has ended."""
     code = LAUNCH.format(
-        library=str(artifact.shared_object), symbol=artifact.symbol, sizes=sizes, clusters=132
+        library=str(artifact.shared_object), symbol=artifact.symbol, sizes=sizes, clusters=clusters
     )
     _, log = run_with_driver(build_driver(folder), code, folder / "log")
     return [f" attribute {OVERLAP} 1 " in line for line in log if "cuLaunchKernelEx " in line]

@@ -14,7 +14,7 @@ from cutegen.arch import find_arch
 from cutegen.build import Artifact, symbol_of
 from cutegen.build.render import Source, render
 from cutegen.build.store import Store
-from cutegen.errors import BuildError, ConfigError, LaunchError
+from cutegen.errors import BuildError, ConfigError, LaunchError, StoreError
 from cutegen.families.gemm.problem import Epilogue, Problem
 from cutegen.families.registry import find_space
 from cutegen.runtime import kernel_cache as module
@@ -122,6 +122,37 @@ def test_a_kernel_is_compiled_while_others_are_loaded(gpu: FakeGpu) -> None:
         thread.join(ENOUGH_S)
     assert len(found) == 3 and found[1] is found[2] is not found[0]
     assert len(gpu.compiled) == len(gpu.loaded) == 2
+
+
+def test_a_policy_that_compiles_nothing_waits_for_nobody(gpu: FakeGpu) -> None:
+    """It refuses while another policy compiles the very kernel; no trace is left of those that waited."""
+    compiling, go_on = threading.Event(), threading.Event()
+
+    def compile_slowly(source: Source, store: Store) -> Artifact:
+        compiling.set()
+        assert go_on.wait(ENOUGH_S)
+        return gpu.compile(source, store)
+
+    kernels = gpu.kernels(compile=compile_slowly)
+    slow = threading.Thread(target=kernels.get, args=(PROBLEM, CONFIG, ARCH))
+    slow.start()
+    try:
+        assert compiling.wait(ENOUGH_S)
+        with pytest.raises(LaunchError, match="build='never'"):
+            kernels.with_build("never").get(PROBLEM, CONFIG, ARCH)
+        assert not go_on.is_set()
+    finally:
+        go_on.set()
+        slow.join(ENOUGH_S)
+    assert kernels.loaded and not kernels._making
+
+
+def test_a_full_disk_ends_the_compilation_of_many(gpu: FakeGpu) -> None:
+    """Compiling them one by one would end in the same way."""
+    gpu.failure = lambda source: StoreError("cannot write to /cache: No space left on device")
+    wanted = [(replace(PROBLEM, out_dtype=dtype), CONFIG, "") for dtype in ("", "fp32")]
+    with pytest.raises(StoreError, match="No space left"):
+        gpu.kernels().compile_all(wanted, ARCH)
 
 
 def test_recorded_failures_are_told_and_not_repeated(gpu: FakeGpu) -> None:

@@ -234,6 +234,12 @@ def test_errors_of_linear_name_its_own_arguments(gpu: FakeGpu) -> None:
             cutegen.linear(*arguments, out=out)
     with torch.autocast("cpu", BF16), pytest.raises(OperandError, match="bias has shape"):
         cutegen.linear(x.float(), w.float(), rand(25))
+    out = torch.empty(16, 24, dtype=BF16)
+    for mode in (torch.no_grad, torch.inference_mode):  # in which a weight may be learned, and out be given
+        with mode(), pytest.raises(OperandError, match=r"bias has shape \(25,\)"):
+            cutegen.linear(x, torch.nn.Parameter(w), rand(25), out=out)
+    with pytest.raises(OperandError):  # which rows there are, -1 could not say
+        cutegen.linear(rand(2, 3, 0), rand(4, 0), activation="bogus")
     near(cutegen.linear(x, w), x, w.t())
 
 

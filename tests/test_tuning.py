@@ -390,6 +390,18 @@ def test_a_tuner_goes_on_after_the_disk_was_full(tmp_path: Path) -> None:
     assert sorted(Counter(made).values())[-2:] == [1, 2]
 
 
+def test_one_tuner_tries_again_what_had_no_memory(tmp_path: Path) -> None:
+    """In its next run, as another process would; what compiled is not compiled again."""
+    killed = {view(rivals(1)[0])}
+    rig = Rig(tmp_path, lambda c: "killed" if c in killed else steady(c), again=True)
+    with rig.tuner as tuner:
+        assert tuner.tune(*SHAPE).outcomes["build_interrupted"]
+        killed.clear()
+        assert not tuner.tune_problem(PROBLEM, candidates=rivals(1)).outcomes["build_interrupted"]
+    made = Counter(view(source.config) for source in rig.compiler.compiled)
+    assert made[view(rivals(1)[0])] == 2 and set(made.values()) == {1, 2}
+
+
 def test_fetching_kernels_does_not_wait_for_the_incumbent(tmp_path: Path) -> None:
     """Where the order of configs matters, the incumbent goes first; without time it is never compiled."""
     incumbent, other = rivals(2)

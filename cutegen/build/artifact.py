@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ __all__ = [
     "about",
     "find_result",
     "from_entry",
+    "require_written",
 ]
 
 #: Files of an entry beside :data:`~cutegen.build.store.LIBRARY`.
@@ -119,14 +120,32 @@ class Failure:
         """Return whether a limit of ``limit_s`` seconds would change nothing: a time-out may need more."""
         return self.outcome != "timeout" or self.limit_s >= limit_s
 
+    @property
+    def unwritten(self) -> bool:
+        """Whether the store could not be written, which would end other builds in the same way."""
+        return self.outcome == "store"
+
     def error(self) -> BuildError | StoreError:
         """Return the exception that says the same."""
-        if self.outcome == "store":
+        if self.unwritten:
             return StoreError(self.message)
         return BuildError(f"build of {self.key} failed: {self.message}", outcome=self.outcome, log=self.log)
 
 
 Result: TypeAlias = "Artifact | Failure"
+
+
+def require_written(results: Iterable[tuple[Source, Result]]) -> list[tuple[Source, Result]]:
+    """Return ``results`` if the store could be written.
+
+    Raises:
+        StoreError: It could not; the message is that of the first.
+    """
+    found = list(results)
+    for _, result in found:
+        if isinstance(result, Failure) and result.unwritten:
+            raise result.error()
+    return found
 
 
 def about(source: Source) -> dict[str, Json]:

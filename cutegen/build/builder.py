@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from cutegen.build.artifact import Failure, Result, about, find_result
+from cutegen.build.artifact import Failure, Result, about, find_result, require_written
 from cutegen.build.daemon_process import DaemonProcess
 from cutegen.build.parallelism import require_workers
 from cutegen.build.store import Store
@@ -137,10 +137,7 @@ class Builder(Closing):
         """
         self.submit(sources)
         while self.pending:
-            for source, result in self.poll():
-                if isinstance(result, Failure) and result.outcome == "store":
-                    raise result.error()
-                yield source, result
+            yield from require_written(self.poll())
 
     def close(self) -> None:
         """End the daemon and everything it runs; what is pending is forgotten."""
@@ -224,7 +221,7 @@ class Builder(Closing):
             return Failure(key, "store", str(message["message"]), "", again=True)
         if message["status"] == "failed":  # and nothing is in the store
             words = str(message["message"]), str(message.get("log", ""))
-            return Failure(key, str(message["outcome"]), *words, again=True)
+            return Failure(key, str(message["outcome"]), *words, again=bool(message.get("again")))
         gone = f"the entry of {key} vanished from {self.store.root} right after it was written"
         return self.find(source) or Failure(key, "store", gone, "", again=True)
 

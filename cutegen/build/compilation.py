@@ -123,7 +123,7 @@ def _death(number: int, log: str) -> dict[str, Json]:
     """Return the answer for a child that died of a signal."""
     if number == signal.SIGKILL:  # not the compiler's doing, so a later run may fare better
         message = "compilation was killed (SIGKILL), probably for want of memory; use fewer workers"
-        return {"outcome": "abort", "message": message, "keep": False}
+        return {"outcome": "abort", "message": message, "keep": False, "again": True}
     where = re.search(rf'/{SOURCE}", line (\d+) in (\S+)', log)  # the stack that the dying process left
     place = f" at line {where[1]} of the source, in {where[2]}" if where else ""
     name = signal.Signals(number).name

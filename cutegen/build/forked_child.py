@@ -116,7 +116,8 @@ def _explain(error: BaseException) -> dict[str, Json]:
     if isinstance(error, Refused):
         return {"outcome": error.outcome, "message": plain(str(error)), "keep": error.outcome == "rejected"}
     if isinstance(error, (BuildError, MemoryError)):
-        return {"outcome": "error", "message": first or message, "keep": False}
+        lacking = isinstance(error, MemoryError)
+        return {"outcome": "error", "message": first or message, "keep": False, "again": lacking}
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.endswith(f"/{SOURCE}")]
     if frames:
         message += f" at line {frames[-1].lineno} of the source"

@@ -118,7 +118,7 @@ def _nothing_asked(args: argparse.Namespace, table: Table | None, ignored: str) 
         why = "there is no table to ask"
     else:
         why = f"the table has nothing of {args.family}"
-    sizes = str(find_family(args.family).typical()[0]).split()[1]
+    sizes = find_family(args.family).example_shape
     return f"no shape given, and {why}; use --shape, such as --shape {sizes}, or --shapes FILE.toml"
 
 

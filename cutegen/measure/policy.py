@@ -19,9 +19,9 @@ OBJECTIVES = ("time", "energy", "edp")
 #: Over one step that is an error of a few percent, over five it is smaller than a tie.
 ENERGY_S = {"time": 0.05, "energy": 0.5, "edp": 0.5}
 
-#: Fields that are stored under the names of early versions: digests of stored policies key timings.
+#: Fields that are stored under names of early development versions: digests of stored policies key timings.
 _STORED_AS = {"extra_rounds": "playoff", "energy_s": "dwell_s"}
-#: Fields that early versions lacked, with the values that it implied; left out of the data at these values.
+#: Fields that early development versions lacked, with the values that they implied; left out at these values.
 _ADDED: Mapping[str, Json] = {"context": BACK_TO_BACK, "burst_rounds": 0, "back_to_back_rounds": 0}
 _CHOICES = {
     "objective": OBJECTIVES,
@@ -216,7 +216,7 @@ class Policy:
         return replace(self, burst_rounds=0, back_to_back_rounds=0)
 
     def to_json(self) -> dict[str, Json]:
-        """Return plain JSON data; a policy of early versions is described, and keyed, as it was then."""
+        """Return plain JSON data; one of early development versions is described, and keyed, as then."""
         values = asdict(self)
         kept = {name: v for name, v in values.items() if name not in _ADDED or v != _ADDED[name]}
         return {_STORED_AS.get(name, name): value for name, value in kept.items()}

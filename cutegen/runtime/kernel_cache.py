@@ -23,6 +23,7 @@ from cutegen.build import (
     host_runs,
     is_artifact_key,
 )
+from cutegen.build.artifact import require_written
 from cutegen.build.parallelism import default_workers
 from cutegen.build.render import Source, recipe_of, render
 from cutegen.build.store import Store
@@ -375,6 +376,7 @@ class Kernels:
                 return self._open(found, request.problem, view) if isinstance(found, Artifact) else found
             if not request.wait:
                 return self._begin(found, request.problem, view)
+            self._require_builds(found, request.problem)
             making = self._making.setdefault(view, RenewedLock())
         with making:  # whoever wants another kernel goes on meanwhile
             return self._made_now(request, view)
@@ -387,6 +389,7 @@ class Kernels:
             found = self._make(found, request.problem)
             self.tally.compiled()
         with self._lock:
+            self._making.pop(view, None)  # whoever waited for it looks again, with the lock held
             return self._open(found, request.problem, view) if isinstance(found, Artifact) else found
 
     def _found(self, request: _Request, view: _View) -> Kernel | PendingKernel | Artifact | Source:
@@ -494,7 +497,7 @@ class Kernels:
             builder.submit(missing)
             done = 0
             while done < len(missing):
-                done += len(builder.poll(None))
+                done += len(require_written(builder.poll(None)))
 
     def find(
         self, problem: Problem, config: Config, arch: Arch, known_key: str = ""
@@ -530,12 +533,16 @@ class Kernels:
             raise result.error()
         return result
 
-    def _make(self, source: Source, problem: Problem) -> Artifact:
+    def _require_builds(self, source: Source, problem: Problem) -> None:
+        """Raise if nothing may be compiled."""
         if self.build == "never":
             raise LaunchError(
                 f"no compiled kernel for {problem} ({source.config}) in {self.store.root}, and "
                 "build='never'; tune it first, or import a bundle that has it"
             )
+
+    def _make(self, source: Source, problem: Problem) -> Artifact:
+        self._require_builds(source, problem)
         _log.info(
             "compiling a kernel for %s (%s); later calls find it in %s",
             problem,

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from cutegen.arch import Arch
 from cutegen.build import Builder, Failure
+from cutegen.build.artifact import require_written
 from cutegen.build.host_library import build_library
 from cutegen.build.render import Source
 from cutegen.build.store import Store
@@ -111,10 +112,9 @@ def compile_wanted(
     with Builder(store, workers=workers) as builder:
         builder.submit(sources)
         while sources and state.left_s != 0.0:
-            for source, result in builder.poll(None if budget_s is None else min(_POLL_S, state.left_s or 0)):
+            wait_s = None if budget_s is None else min(_POLL_S, state.left_s or 0)
+            for source, result in require_written(builder.poll(wait_s)):
                 each = sources.pop(source)
-                if isinstance(result, Failure) and result.outcome == "store":
-                    raise result.error()  # nor could the others be written
                 if isinstance(result, Failure):
                     state = replace(state, failed=(*state.failed, (each, result.message)))
                 else:

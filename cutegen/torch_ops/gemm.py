@@ -256,29 +256,37 @@ def _flat_linear(x: Any, w: Any, bias: Any, activation: str, out: Any) -> torch.
     if x.dim() == 2:
         return gemm(x, w.t(), out=out, bias=bias, activation=activation)
     shape = (*x.shape[:-1], w.shape[0])
-    rows = 1
-    for size in x.shape[:-1]:
-        rows *= size
-    flat: torch.Tensor = x.reshape(rows, x.shape[-1])
+    flat = _flat(x)
     if out is None:
         return gemm(flat, w.t(), bias=bias, activation=activation).view(shape)
     require_tensor("out", out)
     if out.shape != shape:
         raise OperandError(f"out has shape {tuple(out.shape)}; it must have the result's, {shape}")
-    gemm(flat, w.t(), out=_flat_view(out, rows), bias=bias, activation=activation)
+    gemm(flat, w.t(), out=_flat_view(out, flat.shape[0]), bias=bias, activation=activation)
     result: torch.Tensor = out
     return result
+
+
+def _flat(x: Any) -> torch.Tensor:
+    """Return ``x`` as a matrix; its rows are counted, since -1 says nothing where there are no elements."""
+    rows = 1
+    for size in x.shape[:-1]:
+        rows *= size
+    flat: torch.Tensor = x.reshape(rows, x.shape[-1])
+    return flat
 
 
 def _refuse_layer(x: Any, w: Any, out: Any, bias: Any) -> None:
     """Raise what the GEMM says of its operands, in names of the layer; nothing if others are to blame."""
     require_columns(x, w)
     options: Options = (None, 1.0, 1.0, bias, "", None, None, None)
-    refuse_gradients(x, w, out, options, ("x", "w"))
+    if _is_grad_enabled():
+        refuse_gradients(x, w, out, options, ("x", "w"))
     x, w, _ = autocast(x, w, options) or (x, w, options)
     traced = must_trace(x, w) or _is_transforming()  # there is no memory to ask for
-    flat = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    refuse_inputs(("x", flat), ("w", w), "" if traced else default_dispatcher().device_type)
+    refuse_inputs(
+        ("x", x if x.dim() == 2 else _flat(x)), ("w", w), "" if traced else default_dispatcher().device_type
+    )
     if hasattr(out, "data_ptr") and not traced:
         refuse_shared("x", x, out)
         refuse_shared("w", w, out)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cutegen.build import Failure, Result
+from cutegen.build import Artifact, Failure, Result
 from cutegen.build.render import Source
 from cutegen.errors import DeviceError
 from cutegen.family import Problem
@@ -148,11 +148,14 @@ class Children(Closing):
 
     def submit(self, sources: Iterable[Source], *, urgent: bool = False) -> None:
         """Submit ``sources`` to the compiler, each once; ``urgent`` ones go before all that wait."""
-        known = self._results.keys() | self._pending
+        lasting = {d for d, r in self._results.items() if isinstance(r, Artifact) or not r.again}
+        known = lasting | self._pending
         new = {source.digest: source for source in sources if source.digest not in known}
         if new:
             self.compiler.submit(new.values(), urgent=urgent)
             self._pending.update(new)  # what the compiler did not take may be submitted again
+            for digest in new:
+                self._results.pop(digest, None)
 
     def poll(self, timeout_s: float) -> bool:
         """Take in finished artifacts, waiting up to ``timeout_s`` seconds; whether there were any.
@@ -164,7 +167,7 @@ class Children(Closing):
             return False
         finished = {source.digest: result for source, result in self.compiler.poll(timeout_s)}
         self._pending -= finished.keys()
-        unwritten = {d: r for d, r in finished.items() if isinstance(r, Failure) and r.outcome == "store"}
+        unwritten = {d: r for d, r in finished.items() if isinstance(r, Failure) and r.unwritten}
         self._results.update((d, r) for d, r in finished.items() if d not in unwritten)
         for failure in unwritten.values():
             raise failure.error()

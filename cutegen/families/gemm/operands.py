@@ -169,7 +169,7 @@ def refuse_inputs(a: tuple[str, torch.Tensor], b: tuple[str, torch.Tensor], devi
     Raises:
         OperandError: As :func:`describe`, in the caller's names.
     """
-    _check_kinds(dict((a, b)), device_type)
+    _check_kinds({a[0]: a[1], b[0]: b[1]}, device_type)
     _check_input_dtypes(a, b)
     for name, tensor in (a, b) if device_type else ():
         _input(name, tensor, "mk")
