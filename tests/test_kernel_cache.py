@@ -176,7 +176,7 @@ def test_refusals_name_the_reason(gpu: FakeGpu) -> None:
     """Broken rules, no permission to compile, and a library that does not load."""
     with pytest.raises(ConfigError, match="pingpong_has_one_warpgroup_per_tile"):
         gpu.kernels().get(PROBLEM, CONFIG.replace(pingpong=True, mma_warpgroups=2), ARCH)
-    with pytest.raises(LaunchError, match="build='never'; tune it first, or import a bundle"):
+    with pytest.raises(LaunchError, match="build='never'; warm it up or tune it first, or import a bundle"):
         gpu.kernels(build="never").get(PROBLEM, CONFIG, ARCH)
     publish(gpu.store, render(PROBLEM, CONFIG, ARCH))
     with pytest.raises(LaunchError, match=r"cannot load .*kernel\.so"):

@@ -179,7 +179,7 @@ def add_problem_arguments(parser: argparse.ArgumentParser, *, ranges: bool = Fal
 def add_cache_argument(
     parser: argparse._ActionsContainer,
     holds: str,
-    default: str = "CUTEGEN_CACHE_DIR, else ~/.cache/cutegen",
+    default: str = "CUTEGEN_CACHE_DIR, else XDG_CACHE_HOME/cutegen, else ~/.cache/cutegen",
 ) -> None:
     """Add the argument that names the cache folder.
 

@@ -538,7 +538,7 @@ class Kernels:
         if self.build == "never":
             raise LaunchError(
                 f"no compiled kernel for {problem} ({source.config}) in {self.store.root}, and "
-                "build='never'; tune it first, or import a bundle that has it"
+                "build='never'; warm it up or tune it first, or import a bundle that has it"
             )
 
     def _make(self, source: Source, problem: Problem) -> Artifact:
