@@ -39,7 +39,10 @@ BAD = {
     "sleep": source("import time\nprint('so far', flush=True)\ntime.sleep(1000)\n"),
     "exit": source("import os\nos._exit(3)\n"),
     "killed": source("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"),
+    "terminated": source("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n"),
     "disk": source(f"raise OSError({errno.ENOSPC}, 'No space left on device')\n"),
+    "limit": source(f"raise OSError({errno.EFBIG}, 'File too large')\n"),
+    "unprintable": source("raise ValueError('\\udcff')\n"),
     "lacking": source("launch = None\n"),
     "environment": source(
         "import os, sys\n"
@@ -164,6 +167,11 @@ def test_a_compiler_that_leaves_without_an_answer_is_an_abort(built) -> None:  #
     assert failure(built, "exit").message == "the compiler exited with status 3 and no answer"
 
 
+def test_what_cannot_be_printed_is_an_error_like_others(built) -> None:  # type: ignore[no-untyped-def]
+    """Its answer comes before its log."""
+    assert failure(built, "unprintable").message.startswith("ValueError: ")
+
+
 def test_a_source_without_the_agreed_names_is_an_error(built) -> None:  # type: ignore[no-untyped-def]
     assert failure(built, "lacking").message == "AttributeError: the source defines no KERNELS"
 
@@ -179,8 +187,10 @@ def test_what_is_not_the_sources_fault_is_not_kept(built) -> None:  # type: igno
     assert full.outcome == "store" and full.again and isinstance(full.error(), StoreError)
     assert full.message == f"cannot write to {store.root}: No space left on device"
     assert not failure(built, "abort").again and not failure(built, "lacking").again
+    terminated, limit = failure(built, "terminated"), failure(built, "limit")
+    assert "SIGTERM" in terminated.message and terminated.again and limit.outcome == "store"
     kept = set(store.keys("sm_90a"))
-    for name in ("killed", "disk"):
+    for name in ("killed", "terminated", "disk", "limit", "exit"):
         assert artifact_key(BAD[name], Toolchain.current()) not in kept
     assert not list(store.root.rglob("*.lock")) and not list(store.root.rglob("*.tmp"))
 
@@ -190,7 +200,7 @@ def test_outcomes_are_kept_and_asked_for_without_a_daemon(  # type: ignore[no-un
 ) -> None:
     store, results = built
     monkeypatch.setattr("cutegen.build.builder.DaemonProcess", lambda _: pytest.fail("a daemon was started"))
-    names = {"good": GOOD, "too_big": TOO_BIG, **{n: BAD[n] for n in ("abort", "raise", "sleep", "exit")}}
+    names = {"good": GOOD, "too_big": TOO_BIG, **{n: BAD[n] for n in ("abort", "raise", "sleep")}}
     with Builder(store, timeout_s=6.0) as builder:
         again = dict(builder.build(names.values()))
     assert {name: again[text] for name, text in names.items()} == {name: results[name] for name in names}

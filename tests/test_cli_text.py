@@ -14,7 +14,7 @@ from test_cli import SHAPE, gpu, tune  # noqa: F401
 
 from cutegen.cli import main as cli
 from cutegen.cli import wrapped_text as cli_text
-from cutegen.cli.progress_display import Lines, make_display
+from cutegen.cli.progress_display import Lines, Quiet, make_display
 from cutegen.errors import BuildError
 from cutegen.families.gemm.problem import Problem
 from cutegen.tuning.progress import Progress
@@ -193,3 +193,10 @@ def test_numbers_of_thousands_of_digits_are_bad_usage(
     assert cli.main(["space", "gemm", "--arch", "sm_90a", *words]) == 2
     err = capsys.readouterr().err
     assert "5000 digits" in err and len(err) < 500
+
+
+def test_commands_go_on_without_a_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell can close it (``2>&-``); then nobody reads progress and messages."""
+    monkeypatch.setattr(sys, "stderr", None)
+    assert isinstance(make_display(), Quiet)
+    cli_text.say("nobody reads this", error=True)

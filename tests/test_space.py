@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import FrozenInstanceError, replace
 from functools import lru_cache
@@ -527,3 +529,14 @@ def test_words_and_commas_separate_knobs() -> None:
     """Both are what people type."""
     assert Config.parse("a=1,b=2x1 c=true") == Config({"a": 1, "b": (2, 1), "c": True})
     assert list(islice(Config.parse("b=1 a=2"), 2)) == ["b", "a"]
+
+
+def test_rules_keep_a_reason_without_docstrings() -> None:
+    """``python -OO`` strips them; the names of rules stand in their place."""
+    code = (
+        "from cutegen.arch import find_arch; from cutegen.families.registry import find_space; "
+        "print(find_space('softmax', find_arch('sm_90a')).rules[0].reason)"
+    )
+    run = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert " " in run.stdout.strip() and "_" not in run.stdout

@@ -7,6 +7,7 @@ import fcntl
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -120,10 +121,20 @@ def damage_encoding(folder: Path) -> None:
     (folder / "meta.json").write_bytes(b'{"key": "\xff"}')
 
 
+def damage_is_a_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("no folder")
+
+
+def damage_meta_is_a_folder(folder: Path) -> None:
+    (folder / "meta.json").unlink()
+    (folder / "meta.json").mkdir()
+
+
 DAMAGES = [
     *(damage_content, damage_remove, damage_meta, damage_no_meta, damage_other_key, damage_no_files),
     *(damage_file_elsewhere, damage_file_of_no_name, damage_files_list),
-    *(damage_nested, damage_digits, damage_encoding),
+    *(damage_nested, damage_digits, damage_encoding, damage_is_a_file, damage_meta_is_a_folder),
 ]
 
 

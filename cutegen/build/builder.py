@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -228,7 +229,8 @@ class Builder(Closing):
     def _daemon_died(self, torch: bool) -> None:
         daemon = self._daemons.pop(torch)
         status, words = daemon.died()
-        last = words.splitlines()[-1] if words else f"exit status {status}"
+        silent = f"exit status {status}, and no log in {tempfile.gettempdir()}, which may be full"
+        last = words.splitlines()[-1] if words else silent
         self._restarts += 1
         if not daemon.ready or self._restarts > RESTARTS:
             self.close()

@@ -21,6 +21,16 @@ from cutegen.errors import StoreError
 
 __all__ = ["Compilation"]
 
+#: Signals that other programs and limits of the system end a process with, and what they tell.
+_FROM_OUTSIDE = {
+    signal.SIGKILL: "probably for want of memory; use fewer workers",
+    signal.SIGTERM: "by another program, such as one that watches memory",
+    signal.SIGINT: "by another program",
+    signal.SIGHUP: "by another program",
+    signal.SIGXCPU: "at the limit of processor time",
+    signal.SIGXFSZ: "at the limit of file sizes",
+    signal.SIGBUS: "probably for want of space in a file system; free some",
+}
 #: Characters of a compiler log that are kept, from its end.
 LOG_LIMIT = 65536
 
@@ -99,8 +109,7 @@ class Compilation:
         try:
             answer: dict[str, Json] = json.loads(self.answer)
         except ValueError:
-            code = os.WEXITSTATUS(status)
-            return {"outcome": "abort", "message": f"the compiler exited with status {code} and no answer"}
+            return _silence(os.WEXITSTATUS(status))
         return answer
 
     def copy_from(self, entry: StoredEntry) -> dict[str, Json]:
@@ -119,12 +128,18 @@ class Compilation:
         return {**found, "same_as": entry.key, "build_s": round(time.monotonic() - self.started, 4)}
 
 
+def _silence(code: int) -> dict[str, Json]:
+    """Return the answer for a child that ended without one: whatever stopped it may be gone next time."""
+    message = f"the compiler exited with status {code} and no answer"
+    return {"outcome": "abort", "message": message, "keep": False, "again": True}
+
+
 def _death(number: int, log: str) -> dict[str, Json]:
     """Return the answer for a child that died of a signal."""
-    if number == signal.SIGKILL:  # not the compiler's doing, so a later run may fare better
-        message = "compilation was killed (SIGKILL), probably for want of memory; use fewer workers"
+    cause = signal.Signals(number)
+    if cause in _FROM_OUTSIDE:  # not the compiler's doing, so a later run may fare better
+        message = f"compilation was killed ({cause.name}), {_FROM_OUTSIDE[cause]}"
         return {"outcome": "abort", "message": message, "keep": False, "again": True}
     where = re.search(rf'/{SOURCE}", line (\d+) in (\S+)', log)  # the stack that the dying process left
     place = f" at line {where[1]} of the source, in {where[2]}" if where else ""
-    name = signal.Signals(number).name
-    return {"outcome": "abort", "message": f"the compiler died without a message ({name}){place}"}
+    return {"outcome": "abort", "message": f"the compiler died without a message ({cause.name}){place}"}

@@ -30,7 +30,15 @@ _PR_SET_PDEATHSIG, _SIGKILL = 1, 9
 #: The order to compile a kernel that was traced.
 GO = b"g"
 #: Errors of the disk, not of the source.
-_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE}
+_DISK_ERRORS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EIO,
+    errno.EMFILE,
+    errno.ENFILE,
+}
 
 
 def plain(text: str) -> str:
@@ -60,8 +68,8 @@ def run_and_exit(
     except SameKernel:
         pass
     except BaseException as error:
+        _send(report, _explain(error))  # first: nothing that goes wrong with the log may cost the answer
         _print_from_source(error.__cause__ if isinstance(error, Refused) and error.__cause__ else error)
-        _send(report, _explain(error))
         raise
     finally:
         sys.stderr.flush()
@@ -86,7 +94,11 @@ def _isolate(folder: Path, parent: int) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     for target, own in ((null, 0), (log, 1), (log, 2)):
         os.dup2(target, own)
-    sys.stdout, sys.stderr = (open(fd, "w", buffering=1, closefd=False) for fd in (1, 2))  # noqa: SIM115
+    # The log is read as UTF-8, whatever the locale says.
+    sys.stdout, sys.stderr = (
+        open(fd, "w", buffering=1, closefd=False, encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+        for fd in (1, 2)
+    )
     faulthandler.enable(file=2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.chdir(folder)
@@ -115,8 +127,8 @@ def _explain(error: BaseException) -> dict[str, Json]:
         return {"outcome": "store", "message": error.strerror}
     if isinstance(error, Refused):
         return {"outcome": error.outcome, "message": plain(str(error)), "keep": error.outcome == "rejected"}
-    if isinstance(error, (BuildError, MemoryError)):
-        lacking = isinstance(error, MemoryError)
+    lacking = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    if isinstance(error, BuildError) or lacking:
         return {"outcome": "error", "message": first or message, "keep": False, "again": lacking}
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.endswith(f"/{SOURCE}")]
     if frames:

@@ -173,7 +173,7 @@ class Store:
             meta = json.loads((folder / META).read_bytes())
         except FileNotFoundError:
             return None, f"{META} is missing" if folder.is_dir() else ""
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError, IsADirectoryError, NotADirectoryError) as error:
             return None, f"{META} is unreadable: {error}"
         except OSError as error:
             raise store_failure(f"read {folder}", error) from error

@@ -40,7 +40,7 @@ class Display(Protocol):
 
 def make_display(quiet: bool = False) -> Display:
     """Return the display that suits standard error."""
-    if quiet:
+    if quiet or sys.stderr is None:  # the shell can close it: 2>&-
         return Quiet()
     return _Bar() if sys.stderr.isatty() else Lines()
 

@@ -29,6 +29,8 @@ def say(text: str = "", *, error: bool = False, flush: bool = False) -> None:
         flush: Whether it is written at once.
     """
     stream = sys.stderr if error else sys.stdout
+    if stream is None:  # the shell can close it: 2>&-
+        return
     encoding = getattr(stream, "encoding", None) or "utf-8"
     visible = printable(text, keep="\n").encode(encoding, "backslashreplace").decode(encoding)
     if error and stream.isatty():

@@ -9,6 +9,7 @@ once for the same values: a rule depends on its arguments alone.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -21,7 +22,7 @@ from cutegen.family import Problem
 from cutegen.space.config import Config, Value, format_value
 from cutegen.text import did_you_mean
 
-__all__ = ["Launch", "Rule", "Space", "Violation"]
+__all__ = ["Launch", "Rule", "Space", "Violation", "reason_of"]
 
 _CONTEXT = ("problem", "arch")
 #: Domains of at most so many values are listed in messages; of longer ones, so many values.
@@ -31,6 +32,16 @@ Derived = Mapping[str, Value]
 _Check = tuple[Callable[[Mapping[str, Value]], Any], dict[Any, bool], Callable[[Mapping[str, Value]], bool]]
 #: A knob, the values that it may take, and what must hold once it has one.
 _Level = tuple[str, tuple[Value, ...], Sequence[_Check]]
+
+
+def reason_of(function: Callable[..., Any]) -> str:
+    """Return the docstring of a rule on one line, empty if there is none.
+
+    ``python -OO`` strips docstrings; the name of the rule says it then.
+    """
+    if sys.flags.optimize >= 2:
+        return function.__name__.replace("_", " ")
+    return " ".join((function.__doc__ or "").split())
 
 
 @dataclass(frozen=True)
@@ -79,7 +90,7 @@ class Rule:
         Raises:
             SpaceError: The function has no docstring, or looks at nothing.
         """
-        reason = " ".join((function.__doc__ or "").split())
+        reason = reason_of(function)
         if not reason:
             raise SpaceError(f"rule {function.__name__} has no docstring, so no reason to show")
         names = tuple(name for name in inspect.signature(function).parameters if name not in given)

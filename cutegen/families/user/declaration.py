@@ -37,6 +37,7 @@ from cutegen.families.user.entry_source import read_entry
 from cutegen.families.user.knob_values import Domains, Together, knob_value, read_configs, read_knobs
 from cutegen.family import Repeat
 from cutegen.space import Value
+from cutegen.space.space import reason_of
 from cutegen.text import did_you_mean
 
 __all__ = ["Kernel", "Named", "fixed", "free"]
@@ -390,7 +391,7 @@ class Kernel:
 
         Its parameters name knobs, derived values, sizes, options, ``problem`` or ``arch``.
         """
-        if not (function.__doc__ or "").strip():
+        if not reason_of(function):
             raise FamilyError(f"rule {function.__name__} has no docstring, so no reason to show")
         self.functions.rules.append(self._known(function, "problem", "arch"))
         return function
