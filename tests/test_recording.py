@@ -279,6 +279,14 @@ def test_what_torch_computes_is_reported_with_its_reason(gpu: FakeGpu) -> None:
 
 # --- files ---
 
+ROW = {
+    "problem": "gemm 64x7168x2048 bf16 kk",
+    "phase": "forward",
+    "count": 32,
+    "how": "default",
+    "source": "cutegen",
+}
+
 
 def recorded(path: Path, m: int, *, rank: int | None = None, calls: int = 1) -> None:
     a, b = torch.randn(m, 32).to(BF16), torch.randn(16, 32).to(BF16).t()
@@ -343,6 +351,41 @@ def test_damaged_files_are_read_as_far_as_they_go(tmp_path: Path) -> None:
     assert "was made on 'NVIDIA H200', not on NVIDIA B200" in said and len(found.notes) == 6
 
 
+def test_rows_before_any_header_are_noted(tmp_path: Path) -> None:
+    """Those of a section of another version have its note already."""
+    path = tmp_path / "model.jsonl"
+    path.write_text(2 * (json.dumps(ROW) + "\n"))
+    assert read_recordings([path]).notes == (f"recording {path}: 2 rows before any header: left out",)
+    path.write_text("".join(json.dumps(line) + "\n" for line in ({"cutegen_recording": 99}, ROW)))
+    [note] = read_recordings([path]).notes
+    assert "version 99" in note
+
+
+def test_a_file_counts_once_by_however_many_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.jsonl"
+    recorded(path, 8)
+    (tmp_path / "link.jsonl").symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    names = (Path("model.jsonl"), path, tmp_path / "link.jsonl", tmp_path.parent / tmp_path.name / path.name)
+    assert counts(*names) == counts(path) == {"gemm 8x16x32 bf16 kk": 1}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"count": 0}, "count is 0, not a number of calls"),
+        ({"how": "zzz"}, "how is 'zzz'; valid: exact, range, bucket, nearest, default, given, unknown"),
+        ({"source": "qqq"}, "source is 'qqq'; valid: cutegen, operators, torch, ''"),
+    ],
+)
+def test_rows_that_nothing_writes_are_left_out(wrong: dict[str, object], said: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.jsonl"
+    rows = [{"cutegen_recording": 1}, {**ROW, **wrong}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = read_recordings([path])
+    assert not found.calls and said in found.notes[0]
+
+
 def test_files_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
         read_recordings([tmp_path / "none.jsonl"])
@@ -358,6 +401,8 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_recorded(tm
         tmp_path: "it is a folder; name a file, such as model.jsonl",
         tmp_path / "file" / "model.jsonl": "file is no folder",
     }
+    with pytest.raises(StoreError, match=r"'a\\x00b' is not a valid file name"), cutegen.record("a\0b"):
+        pytest.fail("it began")
     for path, why in wrong.items():
         with pytest.raises(StoreError, match=f"cannot be written: .*{why}"), cutegen.record(path):
             pytest.fail("it began")

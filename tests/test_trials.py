@@ -324,6 +324,11 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         TrialStore(tmp_path)
 
 
+def test_a_name_that_no_file_can_have_is_named() -> None:
+    with pytest.raises(StoreError, match=r"'a\\x00b' is not a valid file name"):
+        TrialStore("a\0b")
+
+
 def test_read_only_reads_and_refuses_to_write(store: TrialStore) -> None:
     """A read-only store finds trials while another writes, adds nothing, and creates no file."""
     trial = _trial()

@@ -19,7 +19,7 @@ from cutegen.build.cache_trust import CacheTrust, store_failure
 from cutegen.digest import Json
 from cutegen.errors import StoreError
 from cutegen.system.private import make_private
-from cutegen.system.publish import publish
+from cutegen.system.publish import publish, require_file_name
 
 __all__ = ["KeyLock", "Store", "StoredEntry", "file_digest"]
 
@@ -91,10 +91,11 @@ class Store:
         shared: Trust the user who owns ``root``, whoever that is, and only read.
 
     Raises:
-        StoreError: ``root`` names a user who does not exist.
+        StoreError: ``root`` names a user who does not exist, or is no name that a folder can have.
     """
 
     def __init__(self, root: Path | str, *, shared: bool = False) -> None:
+        require_file_name(root)
         try:
             self.root = Path(root).expanduser().absolute()
         except (RuntimeError, OSError) as error:

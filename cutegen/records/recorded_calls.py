@@ -15,11 +15,11 @@ from pathlib import Path
 
 from cutegen.digest import Json
 from cutegen.errors import CutegenError, ProblemError, StoreError, UsageError
-from cutegen.families.registry import parse_problem
+from cutegen.families.registry import SOURCES, parse_problem
 from cutegen.family import Problem
 from cutegen.system.documents import parse_json, read_bytes
-from cutegen.system.publish import why_no_folder
-from cutegen.text import printable, shown
+from cutegen.system.publish import real_path, require_file_name, why_no_folder
+from cutegen.text import how_many, printable, shown
 
 __all__ = [
     "ALIGNMENTS",
@@ -39,7 +39,12 @@ _SCHEMA = 1
 _MARK = "cutegen_recording"
 #: ``how`` of calls that were recorded without a GPU.
 UNKNOWN = "unknown"
-_PHASES = ("forward", "backward")
+#: What a row may say in words.
+_WORDS: Mapping[str, Sequence[str]] = {
+    "phase": ("forward", "backward"),
+    "how": ("exact", "range", "bucket", "nearest", "default", "given", UNKNOWN),
+    "source": (*SOURCES, "torch", ""),
+}
 #: Alignments that are distinguished, in bytes; a larger one counts as the largest.
 ALIGNMENTS = tuple(2**power for power in range(9))
 #: Most calls of a row; a larger number is malformed.
@@ -110,6 +115,7 @@ def require_writable(path: Path) -> None:
     Raises:
         StoreError: It cannot, as far as is known now.
     """
+    require_file_name(path)
     try:
         why = _why_not_writable(path)
     except (OSError, ValueError) as error:
@@ -194,7 +200,8 @@ def files_of(path: Path) -> tuple[Path, ...]:
 def read_recordings(paths: Iterable[Path], gpu: str = "") -> Recorded:
     """Return the sum of the recordings ``paths``, each with the files of its ranks.
 
-    A line that cannot be read is left out and noted; so is a section of another version.
+    A line that cannot be read is left out and noted; so are a section of another version, and rows before
+    any header. A file counts once, under however many names it is given.
 
     Args:
         paths: The files.
@@ -206,7 +213,10 @@ def read_recordings(paths: Iterable[Path], gpu: str = "") -> Recorded:
     calls: Counter[Call] = Counter()
     alignments: dict[Call, int] = {}
     notes: list[str] = []
-    for file in dict.fromkeys(each for path in paths for each in files_of(path)):
+    files: dict[Path, Path] = {}
+    for each in (each for path in paths for each in files_of(path)):
+        files.setdefault(real_path(each), each)
+    for file in files.values():
         reader = _Reader(file, gpu)
         reader.read()
         calls.update(reader.calls)
@@ -225,8 +235,8 @@ class _Reader:
         self.notes: list[str] = []
         self._path = path
         self._gpu = gpu
-        self._readable = False
-        self._unread = 0
+        self._headed = self._readable = False
+        self._unread = self._before_header = 0
 
     def read(self) -> None:
         data = read_bytes(self._path, "recording", malformed=UsageError, unreadable=UsageError)
@@ -242,6 +252,9 @@ class _Reader:
                     self._note(f"{printable(str(error))}: left out")
         if self._unread > _NAMED_LINES:
             self._note(f"recording {self._path}: {self._unread - _NAMED_LINES} more lines left out")
+        if self._before_header:
+            rows = how_many(self._before_header, "row")
+            self._note(f"recording {self._path}: {rows} before any header: left out")
 
     def _take(self, document: Json, where: str) -> None:
         if not isinstance(document, dict):
@@ -253,10 +266,12 @@ class _Reader:
             self.calls[call] += count
             if aligned:
                 self.alignments[call] = min(aligned, self.alignments.get(call, aligned))
+        elif not self._headed:
+            self._before_header += 1
 
     def _begin(self, header: Mapping[str, Json], where: str) -> None:
         version, gpu = header[_MARK], header.get("gpu")
-        self._readable = version == _SCHEMA
+        self._headed, self._readable = True, version == _SCHEMA
         if not self._readable:
             self._note(
                 f"{where} begins a section of version {shown(version)}, but this cutegen reads {_SCHEMA}: "
@@ -275,18 +290,20 @@ class _Reader:
 
 def _read_row(row: Mapping[str, Json], where: str) -> tuple[Call, int, int]:
     """Return a kind of call, how often it was made, and its alignment; 0 if the row has none."""
-    texts = [row.get(name) for name in ("problem", "phase", "how", "source")]
-    if not all(isinstance(text, str) for text in texts):
+    texts = {name: row.get(name) for name in ("problem", *_WORDS)}
+    if not all(isinstance(text, str) for text in texts.values()):
         raise UsageError(f"{where} lacks a text for problem, phase, how or source")
-    line, phase, how, source = map(str, texts)
+    line, phase, how, source = map(str, texts.values())
     count = row.get("count")
-    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= _MOST:
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MOST:
         raise UsageError(f"{where}: count is {shown(count)}, not a number of calls")
     module, aligned = row.get("module", ""), row.get("aligned", 0)
     if not isinstance(module, str) or not isinstance(aligned, int) or aligned not in (0, *ALIGNMENTS):
         raise UsageError(f"{where}: module is {shown(module)}, aligned {shown(aligned)}; none writes that")
-    if phase not in _PHASES:
-        raise UsageError(f"{where}: phase is {shown(phase)}; valid: {', '.join(_PHASES)}")
+    for name, valid in _WORDS.items():
+        if texts[name] not in valid:
+            words = ", ".join(word or "''" for word in valid)
+            raise UsageError(f"{where}: {name} is {shown(texts[name])}; valid: {words}")
     try:
         return Call(parse_problem(line), phase, how, source, module), count, aligned
     except ProblemError as error:

@@ -27,6 +27,7 @@ from cutegen.records.trial import OUTCOMES, Trial
 from cutegen.system.closing import Closing
 from cutegen.system.forks import RenewedLock, renew_in_children
 from cutegen.system.private import make_private
+from cutegen.system.publish import require_file_name
 from cutegen.text import printable, shown
 
 __all__ = ["OUTCOMES", "Trial", "TrialStore"]
@@ -94,7 +95,7 @@ class TrialStore(Closing):
     """
 
     def __init__(self, path: Path | str, *, read_only: bool = False) -> None:
-        self.path = Path(path)
+        self.path = require_file_name(path)
         self._lock = RenewedLock()
         self._read_only = read_only
         if not read_only:

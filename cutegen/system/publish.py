@@ -16,7 +16,15 @@ from typing import BinaryIO
 from cutegen.errors import StoreError
 from cutegen.text import shown
 
-__all__ = ["publish", "publishing", "real_path", "require_place", "why_no_folder"]
+__all__ = [
+    "is_file_name",
+    "publish",
+    "publishing",
+    "real_path",
+    "require_file_name",
+    "require_place",
+    "why_no_folder",
+]
 
 #: Mode of a new file, before the umask.
 _NEW_MODE = 0o644
@@ -93,6 +101,25 @@ def require_place(path: Path, what: str) -> None:
         why = error.strerror or str(error)
     if why:
         raise StoreError(f"{what} {path} cannot be written: {why}")
+
+
+def is_file_name(text: str) -> bool:
+    """Return whether a file can have this name; none holds a NUL byte, say."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
+def require_file_name(path: Path | str) -> Path:
+    """Return ``path``.
+
+    Raises:
+        StoreError: No file can have this name.
+    """
+    if not is_file_name(str(path)):
+        raise StoreError(f"{shown(str(path))} is not a valid file name")
+    return Path(path)
 
 
 def why_no_folder(folder: Path) -> str:
