@@ -475,6 +475,21 @@ def test_a_bundle_carries_candidates_to_a_machine_without_compiler(
     assert tune(*there, "--cache-dir", str(tmp_path / "c")) == 3
 
 
+@pytest.mark.parametrize(
+    "option", [("--dtype", "fp16"), ("--layout", "mn"), ("--options", "bias=n"), ("--out-dtype", "fp32")]
+)
+def test_options_of_a_bundles_problems_are_refused(
+    option: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bundle says what is tuned; a shape that is named has options."""
+    bundle = tmp_path / "candidates.tar"
+    bundle.touch()
+    for family in ([], ["gemm"]):
+        assert cutegen.cli.tune.main([*family, "--arch", "sm_90a", "--import", str(bundle), *option]) == 2
+        said = " ".join(capsys.readouterr().err.split())
+        assert f"{option[0]} goes with --shape; {bundle} states it for each shape" in said
+
+
 def test_of_a_bundle_the_family_that_is_named_is_tuned(
     gpu: FakeBench, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

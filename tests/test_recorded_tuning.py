@@ -135,6 +135,7 @@ def test_bad_recordings_and_arguments_are_named(
     for words, said in (
         (["--shape", "8x8x8"], "no FAMILY given; known: "),
         (["--recorded", path, "--shape", "8x8x8"], "--recorded says what to tune"),
+        (["--recorded", path, empty, "--dtype", "fp16"], "empty.jsonl state it for each shape"),
         (["--recorded", tmp_path / "none.jsonl"], "none.jsonl does not exist"),
         (["--recorded", empty], "begins a section of version 7"),
         (["rmsnorm", "--recorded", path], "no call to tune for"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from cutegen.families.shapes import NamedProblem, NamedRange, Shape, read_shapes
 from cutegen.family import Family, Problem
 from cutegen.measure.contention import BUSY_MODES
 from cutegen.space import Space, Value, parse_value
+from cutegen.system.publish import is_file_name
 from cutegen.text import did_you_mean, printable, shown
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "parse_set",
     "positive_float",
     "positive_int",
+    "refuse_options",
     "word",
     "words",
 ]
@@ -105,11 +106,7 @@ def positive_float(text: str) -> float:
 
 def file_path(text: str) -> Path:
     """Return the path that ``text`` is; for ``argparse``."""
-    try:
-        valid = b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:
-        valid = False
-    if not valid:
+    if not is_file_name(text):
         raise argparse.ArgumentTypeError(f"{shown(text)} is not a valid file name")
     return Path(text)
 
@@ -330,11 +327,8 @@ def named_shapes(args: argparse.Namespace) -> tuple[Shape, ...]:
         raise UsageError(
             f"no shape given; use --shape, such as --shape {family.example_shape}, or --shapes FILE.toml"
         )
-    options = {"--dtype": args.dtype, "--out-dtype": args.out_dtype, "--layout": args.layout}
-    options["--options"] = args.options
-    given = [name for name, value in options.items() if value is not None]
-    if given and not args.shape:
-        raise UsageError(f"{given[0]} goes with --shape; {args.shapes} states it for each shape")
+    if not args.shape:
+        refuse_options(args, args.shapes)
     given_options = _options(args, family)
     found = [_from_word(word, family, given_options) for word in args.shape]
     if args.shapes is not None:
@@ -344,6 +338,21 @@ def named_shapes(args: argparse.Namespace) -> tuple[Shape, ...]:
     if twice := overlapping(item for item in unique if isinstance(item, Range)):
         raise UsageError(f"ranges {twice[0]} and {twice[1]} overlap; join them or set them apart")
     return tuple(unique.values())[::-1]
+
+
+def refuse_options(args: argparse.Namespace, *files: Path) -> None:
+    """Refuse options of a problem where ``files`` say them.
+
+    Raises:
+        UsageError: One is given.
+    """
+    options = {"--dtype": args.dtype, "--out-dtype": args.out_dtype, "--layout": args.layout}
+    options["--options"] = args.options
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        states = "states" if len(files) == 1 else "state"
+        names = ", ".join(map(str, files))
+        raise UsageError(f"{given[0]} goes with --shape; {names} {states} it for each shape")
 
 
 def _from_word(word: str, family: Family, options: Mapping[str, str | bool]) -> Shape:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from cutegen import __version__
 from cutegen.arch import Arch, find_arch
 from cutegen.build.store import Store
-from cutegen.cli.args import load_given_families, named_shapes, parse_set
+from cutegen.cli.args import load_given_families, named_shapes, parse_set, refuse_options
 from cutegen.cli.exit_codes import EXIT_NO_WINNER, EXIT_OK, run_command
 from cutegen.cli.progress_display import Display, make_display
 from cutegen.cli.report import AnyResult, document, result_lines, summary_lines
@@ -91,8 +91,11 @@ def _asked(args: argparse.Namespace) -> tuple[Shape, ...]:
     """Return the shapes that the arguments name; none where a recording or a bundle says what is tuned."""
     for path in args.recorded or ():
         files_of(path)
-    named = args.shape or args.shapes is not None
-    return () if args.recorded or (args.bundle and not named) else named_shapes(args)
+    files = args.recorded or ([args.bundle] if args.bundle and not args.shape and args.shapes is None else [])
+    if not files:
+        return named_shapes(args)
+    refuse_options(args, *files)
+    return ()
 
 
 def _require_table(args: argparse.Namespace) -> None:
