@@ -11,7 +11,7 @@ from fake_engine import DEVICE
 from fake_tuning import TOOLCHAIN, Rig, quick_search  # noqa: F401
 from test_tuning import ARCH, DEFAULT, PROBLEM, SHAPE, only, rivals
 
-from cutegen.errors import ConfigError, DeviceError, UsageError
+from cutegen.errors import ConfigError, DeviceError, ProblemError, StoreError, UsageError
 from cutegen.measure import device as device_module
 from cutegen.measure.device import Device
 from cutegen.tuning import AutoTuner, Setting, autotuner
@@ -29,6 +29,48 @@ def test_given_candidates_are_tried_beside_the_default(tmp_path: Path) -> None:
         rig.tuner.tune(*SHAPE, candidates=[])
     with pytest.raises(UsageError, match="at least 1"):
         rig.tuner.tune(*SHAPE, candidates=0)
+
+
+def test_candidates_and_problems_may_be_text(tmp_path: Path) -> None:
+    """As configs of operators and problems of ``warm_up``; what is neither is refused by name."""
+    mine, line = rivals(1)[0], str(PROBLEM)
+    tuner = Rig(tmp_path, only({mine: 50.0})).tuner
+    assert tuner.tune_problem(line, candidates=[str(mine)]).config == mine
+    tuner = Rig(tmp_path / "usual").tuner
+    [one] = tuner.tune_all(line)
+    assert tuner.tune_problem(line) is one and one.problem == PROBLEM  # type: ignore[union-attr]
+    for given, said in (
+        ("tile_k=64", "candidates is 'tile_k=64'; valid: a list of configs"),
+        (2.5, r"candidates is 2\.5; valid: a list of configs"),
+        ([3], "config is a int; it must be a Config, a mapping"),
+        (["tile_k=64"], "config lacks tile_shape_mn"),
+        ([{**DEFAULT, "tile_k": [64]}], "holds what no knob may"),
+    ):
+        with pytest.raises((UsageError, ConfigError), match=said):
+            tuner.tune_problem(PROBLEM, candidates=given)  # type: ignore[arg-type]
+    for problems in (3, [3]):
+        with pytest.raises(UsageError, match="3 is no problem; valid: problems, and lines such as 'gemm "):
+            next(tuner.tune_all(problems))  # type: ignore[arg-type]
+    with pytest.raises(ProblemError, match="names no kernel family"):
+        tuner.tune_problem("wavelet 8x8")
+
+
+def test_an_effort_is_checked_at_once() -> None:
+    """One that is no effort, and no name of one."""
+    for named, said in (
+        ({"effort": 3}, "unknown effort 3; valid: quick, standard, exhaustive, or an Effort"),
+        ({"effort": None}, "unknown effort None"),
+        ({"range_effort": "q"}, "range_effort is 'q'; valid: a RangeEffort, or None"),
+        ({"range_effort": 0}, "range_effort is 0"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            AutoTuner("sm_90a", **named)  # type: ignore[arg-type]
+
+
+def test_names_that_no_file_can_have_are_refused_at_once(tmp_path: Path) -> None:
+    for option in ("cache_dir", "db", "table"):
+        with pytest.raises(StoreError, match=r"'a\\x00b' is not a valid file name"):
+            AutoTuner(device=DEVICE, **{"cache_dir": tmp_path, option: "a\0b"})  # type: ignore[arg-type]
 
 
 def test_a_seed_and_an_observer_are_checked_at_once() -> None:
@@ -57,6 +99,36 @@ def test_fixed_knobs_bound_the_search(tmp_path: Path) -> None:
     result = rig.tuner.tune_problem(PROBLEM, fixed={"tile_shape_mn": ((128, 128),)})
     tiles = {row.config["tile_shape_mn"] for row in result.rows if not row.default}
     assert tiles <= {(128, 128)} and len(rig.bench.checked) > 3
+
+
+def test_fixed_knobs_have_values_and_bound_given_candidates(tmp_path: Path) -> None:
+    """Each at least one that exists, in a tuple; refused before anything runs."""
+    rig = Rig(tmp_path)
+    for fixed, error, said in (
+        ({"tile_k": ()}, UsageError, r"fixed values of tile_k are \(\); valid: a tuple with at least one"),
+        ({"tile_k": 64}, UsageError, "fixed values of tile_k are 64; valid: a tuple"),
+        ("tile_k=64", UsageError, "fixed is 'tile_k=64'; valid: a mapping"),
+        ({"tile_k": (7,)}, ConfigError, "tile_k=7 is not in its domain"),
+        ({"tile": (64,)}, ConfigError, "unknown knob 'tile'"),
+    ):
+        with pytest.raises(error, match=said):
+            rig.tuner.tune_problem(PROBLEM, fixed=fixed)  # type: ignore[arg-type]
+    mine = rivals(1)[0]
+    other = (64, 64) if mine["tile_shape_mn"] != (64, 64) else (128, 64)
+    with pytest.raises(ConfigError, match="breaks what is fixed; valid for tile_shape_mn: "):
+        rig.tuner.tune_problem(PROBLEM, candidates=[mine], fixed={"tile_shape_mn": (other,)})
+    assert not rig.started
+    kept = {"tile_shape_mn": (mine["tile_shape_mn"],)}
+    assert rig.tuner.request(PROBLEM, [mine], kept).explicit == (mine,)
+
+
+def test_only_single_sizes_and_known_objectives_are_looked_up(tmp_path: Path) -> None:
+    tuner = Rig(tmp_path).tuner
+    with pytest.raises(UsageError, match="unknown objective 'q'; valid: time"):
+        tuner.get_cached(*SHAPE, objective="q")
+    with pytest.raises(UsageError, match=r"m is the range '1\.\.8'; only single sizes are remembered"):
+        tuner.get_cached("1..8", 64, 64)  # type: ignore[arg-type]
+    assert tuner.cache_hit_rate == 0
 
 
 def test_the_tuner_remembers_and_counts(tmp_path: Path) -> None:

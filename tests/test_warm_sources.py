@@ -223,7 +223,7 @@ def test_one_word_is_a_list_of_one(gpu: FakeGpu) -> None:
     wrong: Any = 3
     for named, said in (
         ({"problems": wrong}, "problems is 3; valid: one text, or several"),
-        ({"problems": [wrong]}, "problems holds 3; valid: problems, and lines such as"),
+        ({"problems": [wrong]}, "3 is no problem; valid: problems, and lines such as"),
         ({"dtypes": wrong}, "dtypes is 3"),
         ({"observe": wrong}, "observe is 3; it must be a function"),
     ):

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SOURCES",
+    "as_problem",
     "families",
     "find_family",
     "find_space",
@@ -121,6 +122,22 @@ def parse_problem(line: str) -> Problem:
             "loaded first (cutegen.load, --kernel FILE.py)"
         )
     return find_family(name).parse(line)
+
+
+def as_problem(given: Problem | str) -> Problem:
+    """Return a problem, or that of its line.
+
+    Raises:
+        ProblemError: As :func:`parse_problem`.
+        UsageError: It is neither.
+    """
+    if isinstance(given, str):
+        return parse_problem(given)
+    if not hasattr(given, "signature"):
+        raise UsageError(
+            f"{shown(given)} is no problem; valid: problems, and lines such as 'gemm 64x64x64 bf16 kk'"
+        )
+    return given
 
 
 def load_families(folder: Path) -> tuple[Family, ...]:

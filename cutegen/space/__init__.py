@@ -1,6 +1,15 @@
 """Domains and rules that say which configs are valid, and why the others are not."""
 
-from cutegen.space.config import Config, Value, as_flag, as_integer, as_pair, format_value, parse_value
+from cutegen.space.config import (
+    Config,
+    Value,
+    as_flag,
+    as_integer,
+    as_pair,
+    format_value,
+    parse_value,
+    require_mapping,
+)
 from cutegen.space.query import Query
 from cutegen.space.space import Launch, Rule, Space, Violation
 
@@ -17,4 +26,5 @@ __all__ = [
     "as_pair",
     "format_value",
     "parse_value",
+    "require_mapping",
 ]

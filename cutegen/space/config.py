@@ -10,7 +10,16 @@ from cutegen.digest import Json, digest
 from cutegen.errors import ConfigError
 from cutegen.text import shown
 
-__all__ = ["Config", "Value", "as_flag", "as_integer", "as_pair", "format_value", "parse_value"]
+__all__ = [
+    "Config",
+    "Value",
+    "as_flag",
+    "as_integer",
+    "as_pair",
+    "format_value",
+    "parse_value",
+    "require_mapping",
+]
 
 #: What a knob may hold. Tuples hold integers, as in ``cluster_shape_mn = (2, 1)``.
 Value: TypeAlias = "bool | int | str | tuple[int, ...]"
@@ -44,6 +53,15 @@ def parse_value(text: str) -> Value:
             f"{shown(text)} holds a number of {longest} digits; no knob has more than {_DIGITS}"
         )
     return tuple(map(int, text.split("x"))) if "x" in text else int(text)
+
+
+def require_mapping(config: object) -> None:
+    """Do nothing if ``config`` maps knobs to values; raises :class:`ConfigError` if not."""
+    if not isinstance(config, Mapping):
+        raise ConfigError(
+            f"config is a {type(config).__name__}; it must be a Config, a mapping from knobs to values, or "
+            "text of the form 'knob=value ...'"
+        )
 
 
 def as_integer(value: Value, name: str = "value") -> int:
@@ -153,6 +171,24 @@ class Config(Mapping[str, Value]):
             else:
                 raise ConfigError(f"knob {knob} holds {shown(value)}, which no knob may")
         return cls(values)
+
+    @classmethod
+    def of(cls, given: Config | Mapping[str, Value] | str) -> Config:
+        """Return the config that an object, a mapping or its text stands for.
+
+        Raises:
+            ConfigError: It is nothing of the three, the text is not of the form ``knob=value ...``, or a
+                value is of no type that a knob may hold.
+        """
+        if isinstance(given, Config):
+            return given
+        if isinstance(given, str):
+            return cls.parse(given)
+        require_mapping(given)
+        try:
+            return cls(given)
+        except TypeError:  # a value that does not hash
+            raise ConfigError(f"config {shown(dict(given))} holds what no knob may") from None
 
     @classmethod
     def parse(cls, text: str) -> Config:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cutegen.dtypes import torch_dtype
-from cutegen.errors import ConfigError, LaunchError
+from cutegen.errors import LaunchError
 from cutegen.families.gemm.family import GEMM
 from cutegen.families.gemm.operands import Request, describe
 from cutegen.families.gemm.problem import Epilogue, Problem, Signature
@@ -15,7 +15,7 @@ from cutegen.families.gemm.stand_in import activation, make_stand_in
 from cutegen.families.strides import View, contiguous_strides, span_bytes
 from cutegen.runtime.call_plan import LauncherForm, call_by_name, launcher_form, serve_call
 from cutegen.runtime.workspace import GetWorkspace
-from cutegen.space import Config, Value, format_value
+from cutegen.space import Config, Value, format_value, require_mapping
 from cutegen.system.remembered import Remembered
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ def as_text(config: Config | Mapping[str, Value] | str) -> str:
         return config
     if isinstance(config, Config):
         return str(config)
-    _require_mapping(config)
+    require_mapping(config)
     return " ".join([f"{knob}={format_value(value)}" for knob, value in config.items()])
 
 
@@ -287,22 +287,9 @@ def as_config(config: AnyConfig) -> Config | None:
     """Return the config that an object, a mapping or its text stands for; None for none.
 
     Raises:
-        ConfigError: The text is not of the form ``knob=value ...``, or it is nothing of the three.
+        ConfigError: As :meth:`~cutegen.space.Config.of`.
     """
-    if config is None or isinstance(config, Config):
-        return config
-    if isinstance(config, str):
-        return Config.parse(config)
-    _require_mapping(config)
-    return Config(config)
-
-
-def _require_mapping(config: object) -> None:
-    if not isinstance(config, Mapping):
-        raise ConfigError(
-            f"config is a {type(config).__name__}; it must be a Config, a mapping from knobs to values, or "
-            "text of the form 'knob=value ...'"
-        )
+    return None if config is None else Config.of(config)
 
 
 def explain_failure(error: Exception, request: Request, device_type: str) -> Exception:

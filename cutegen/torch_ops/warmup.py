@@ -12,7 +12,7 @@ from cutegen.build.budget import require_budget
 from cutegen.build.parallelism import require_workers
 from cutegen.dtypes import torch_dtype
 from cutegen.errors import UsageError
-from cutegen.families.registry import find_family, has_space, is_legal, parse_problem
+from cutegen.families.registry import as_problem, find_family, has_space, is_legal
 from cutegen.family import Problem
 from cutegen.measure.device import or_else
 from cutegen.records.table import Table
@@ -92,7 +92,7 @@ def warmup(
     require_observer(observe)
     words = {"dtypes": dtypes, "layouts": layouts, "options": options}
     dtypes, layouts, options = (_several(name, value) for name, value in words.items())
-    given = [_problem(each) for each in _several("problems", problems)]
+    given = [as_problem(each) for each in _several("problems", problems)]
     dispatcher = state.default_dispatcher()
     frozen = bool(dispatcher.kernels.on_miss)
     if frozen:
@@ -132,17 +132,6 @@ def _several(name: str, given: str | Iterable[_T]) -> tuple[str | _T, ...]:
     if not isinstance(given, Iterable):
         raise UsageError(f"{name} is {shown(given)}; valid: one text, or several in a list")
     return tuple(given)
-
-
-def _problem(given: str | Problem) -> Problem:
-    """Return a problem, or that of its line; raises UsageError."""
-    if isinstance(given, str):
-        return parse_problem(given)
-    if not hasattr(given, "signature"):
-        raise UsageError(
-            f"problems holds {shown(given)}; valid: problems, and lines such as 'gemm 64x64x64 bf16 kk'"
-        )
-    return given
 
 
 def _target(dispatcher: Dispatcher, arch: str | Arch | None, index: int) -> tuple[Arch, int]:

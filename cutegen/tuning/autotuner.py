@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, cast, overload
 from cutegen.arch import Arch, find_arch
 from cutegen.build import Toolchain
 from cutegen.build.budget import require_budget
-from cutegen.errors import UsageError
+from cutegen.errors import ConfigError, UsageError
 from cutegen.families.gemm.operator_package import require_package
 from cutegen.families.gemm.problem import Epilogue
 from cutegen.families.gemm.problem import Problem as Gemm
-from cutegen.families.ranges import Range, range_of
-from cutegen.families.registry import find_space, require_sources, space_of
+from cutegen.families.ranges import Range, is_range, range_of
+from cutegen.families.registry import as_problem, find_space, require_sources, space_of
 from cutegen.family import Problem
 from cutegen.measure.context import DEFAULT_CONTEXT, require_context
 from cutegen.measure.device import Device, or_else, present_device
@@ -25,7 +25,8 @@ from cutegen.records.trials import TrialStore
 from cutegen.runtime.dispatch import autotune_disabled
 from cutegen.runtime.warming import require_observer
 from cutegen.search.defaults import default_config, predictor
-from cutegen.space import Config, Value
+from cutegen.space import Config, Value, format_value
+from cutegen.text import shown
 from cutegen.tuning.backends import Backends, Children
 from cutegen.tuning.progress import Observer, ignore_progress
 from cutegen.tuning.range_request import RangeEffort, RangeRequest, find_range_effort
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AutoTuner"]
 
-#: How many kernels to compile, or the configs to try.
-Candidates = int | Sequence[Config | Mapping[str, Value]]
+#: How many kernels to compile, or the configs to try, each in any form.
+Candidates = int | Sequence[Config | Mapping[str, Value] | str]
 
 
 class AutoTuner:
@@ -88,6 +89,7 @@ class AutoTuner:
         UsageError: There is no such effort, objective, context, source or ``busy``, no source is given,
             ``budget_s`` is no number above 0, ``seed`` no integer, ``observe`` no function, or a table or
             fallback is given where no GPU is measured.
+        StoreError: No file can have a name that is given.
     """
 
     def __init__(
@@ -133,9 +135,8 @@ class AutoTuner:
             backends=backends,
         )
         self._sources = require_sources(sources)
-        self._effort = find_effort(effort) if isinstance(effort, str) else effort
-        named = find_range_effort(effort) if isinstance(effort, str) else RangeEffort()
-        self._range_effort = range_effort or named
+        self._effort = find_effort(effort)
+        self._range_effort = find_range_effort(range_effort, effort)
         self._budget_s = require_budget(budget_s)
         self._seed = require_seed(seed)
         self._allow_torch = allow_torch
@@ -221,7 +222,8 @@ class AutoTuner:
             out_dtype: Of D; by default as ``dtype``, bf16 for fp8, int32 for int8, fp32 for tf32.
             layout: The axis along which A is contiguous, then that of B: ``kk``, ``kn``, ``mn`` or ``mk``.
             epilogue: What is fused behind the GEMM.
-            candidates: How many kernels to compile, or the configs to try. If given, a result that this
+            candidates: How many kernels to compile, or the configs to try, as objects, mappings or text such
+                as ``tile_k=64 ...``; the default config competes in any case. If given, a result that this
                 object remembers is not used, and what is found is not remembered.
             objective: What finalists are chosen by: ``time``, ``energy`` or ``edp``; by default the object's.
 
@@ -258,7 +260,7 @@ class AutoTuner:
 
         Args:
             whole: Problems that differ in one size.
-            fixed: Knobs restricted to some values.
+            fixed: Knobs restricted to some values; the default config answers where nothing else does.
 
         Raises:
             UsageError: There is no GPU to measure on, or the tuner is for another objective than time or
@@ -273,7 +275,7 @@ class AutoTuner:
 
     def tune_problem(
         self,
-        problem: Problem,
+        problem: Problem | str,
         *,
         candidates: Candidates | None = None,
         fixed: Mapping[str, tuple[Value, ...]] | None = None,
@@ -282,11 +284,17 @@ class AutoTuner:
         """Return the best config for ``problem``; as :meth:`tune`.
 
         Args:
-            problem: What is to be computed.
+            problem: What is to be computed, or its line, such as ``gemm 64x64x64 bf16 kk``.
             candidates: How many kernels to compile, or the configs to try.
-            fixed: Knobs restricted to some values.
+            fixed: Knobs restricted to some values, such as ``{"tile_k": (64, 128)}``. Candidates that are
+                given must keep to them; the default config competes in any case.
             objective: What finalists are chosen by.
+
+        Raises:
+            ConfigError: There is no such knob or value, or a given candidate has another one.
+            CutegenError: As :meth:`tune`.
         """
+        problem = as_problem(problem)
         if candidates is None and not fixed:
             known = self._results.find(problem, objective or self._objective)
             if known is not None and not known.contended_by:
@@ -302,7 +310,7 @@ class AutoTuner:
 
     def tune_all(
         self,
-        problems: Iterable[Problem],
+        problems: Iterable[Problem | str] | str,
         *,
         candidates: Candidates | None = None,
         fixed: Mapping[str, tuple[Value, ...]] | None = None,
@@ -315,18 +323,22 @@ class AutoTuner:
         While one problem is measured the next one's candidates are being compiled.
 
         Args:
-            problems: What to tune.
+            problems: What to tune: problems or their lines, or one line.
             candidates: How many kernels to compile per problem, or the configs to try.
-            fixed: Knobs restricted to some values.
+            fixed: Knobs restricted to some values, as for :meth:`tune_problem`.
             budget_s: Seconds for all problems together.
             stakes: As for :meth:`run`.
             contexts: The launch context of each problem; by default that of the object.
 
         Raises:
-            UsageError: ``budget_s`` is no number above 0, or there is no such context.
+            UsageError: ``budget_s`` is no number above 0, there is no such context, or what is to be tuned is
+                no problem.
+            CutegenError: As :meth:`request`.
         """
         require_budget(budget_s)
-        wanted = list(problems)
+        if isinstance(problems, str) or not isinstance(problems, Iterable):
+            problems = [problems]
+        wanted = list(map(as_problem, problems))
         requests = [
             self.request(problem, candidates, fixed, budget_s, context=context)
             for problem, context in zip(wanted, contexts or [self.context] * len(wanted), strict=True)
@@ -374,37 +386,41 @@ class AutoTuner:
 
     def request(
         self,
-        problem: Problem,
+        problem: Problem | str,
         candidates: Candidates | None = None,
         fixed: Mapping[str, tuple[Value, ...]] | None = None,
         budget_s: float | None = None,
         objective: str | None = None,
         context: str | None = None,
     ) -> Request:
-        """Return what :meth:`run` needs to know of one problem.
+        """Return what :meth:`run` needs to know of one problem; arguments are as for :meth:`tune_problem`.
 
         Raises:
-            ConfigError: A given candidate breaks rules.
+            ConfigError: A given candidate breaks rules or ``fixed``, or there is no such knob or value.
+            ProblemError: A line describes no problem.
             ResourceError: The operators are a source, and their package is not installed.
-            UsageError: There are no candidates, no such objective or context, or no GPU to read energy from.
+            UsageError: There is no such problem, objective or context, candidates or values of a fixed knob
+                are none or no list, or there is no GPU to read energy from.
         """
+        problem = as_problem(problem)
         wanted = require_objective(objective or self._objective)
         if wanted != "time" and self.setting.device is None:
             raise UsageError(f"objective {wanted} needs a GPU; valid without one: time")
         effort = self._effort
         explicit: tuple[Config, ...] = ()
+        kept = self._fixed(problem, fixed or {})
         if isinstance(candidates, int):
             if candidates < 1:
                 raise UsageError(f"candidates={candidates} must be at least 1")
             effort = effort.of_kernels(candidates)
         elif candidates is not None:
-            explicit = self._explicit(problem, candidates)
+            explicit = self._explicit(problem, candidates, kept)
         return Request(
             problem=problem,
             arch=self.setting.arch,
             sm_count=self.setting.sm_count,
             effort=effort,
-            fixed=dict(fixed or {}),
+            fixed=kept,
             explicit=explicit,
             budget_s=budget_s,
             seed=self._seed,
@@ -427,7 +443,7 @@ class AutoTuner:
         Args:
             whole: The range.
             candidates: Most kernels to compile for it.
-            fixed: Knobs restricted to some values.
+            fixed: Knobs restricted to some values, as for :meth:`tune_range`.
             budget_s: Seconds that the user gave; they name the run.
         """
         if self.setting.device is None and not autotune_disabled():
@@ -441,17 +457,47 @@ class AutoTuner:
             return untuned_range(request, self.setting)
         return self._default(request.problem)
 
+    def _fixed(
+        self, problem: Problem, fixed: Mapping[str, tuple[Value, ...]]
+    ) -> dict[str, tuple[Value, ...]]:
+        """Return ``fixed``, whose knobs and values exist, each knob with a value at least."""
+        if not isinstance(fixed, Mapping):
+            raise UsageError(f"fixed is {shown(fixed)}; valid: a mapping such as {{'tile_k': (64, 128)}}")
+        for knob, values in fixed.items():
+            if not isinstance(values, (tuple, list)) or not values:
+                raise UsageError(
+                    f"fixed values of {knob} are {shown(values)}; valid: a tuple with at least one, such as "
+                    "(64, 128)"
+                )
+            for value in values:
+                find_space(problem.family, self.setting.arch).explain(problem, {knob: value})
+        return {knob: tuple(dict.fromkeys(values)) for knob, values in fixed.items()}
+
     def _explicit(
-        self, problem: Problem, candidates: Sequence[Config | Mapping[str, Value]]
+        self,
+        problem: Problem,
+        candidates: Sequence[Config | Mapping[str, Value] | str],
+        fixed: Mapping[str, tuple[Value, ...]],
     ) -> tuple[Config, ...]:
-        configs = tuple(Config({knob: given[knob] for knob in given}) for given in candidates)
+        """Return the configs that were given, each complete, valid and within ``fixed``."""
+        if isinstance(candidates, (str, Mapping)) or not isinstance(candidates, Iterable):
+            raise UsageError(
+                f"candidates is {shown(candidates)}; valid: a list of configs, or how many to try"
+            )
+        configs = tuple(map(Config.of, candidates))
         if not configs:
             raise UsageError("candidates is empty; give at least one config, or how many to try")
-        spaces = [space_of(config, problem.family, self.setting.arch) for config in configs]
-        for space, config in zip(spaces, configs, strict=True):
-            space.require(problem, config)
-        pairs = zip(spaces, configs, strict=True)
-        return tuple(Config({knob: config[knob] for knob in space.domains}) for space, config in pairs)
+        return tuple(self._complete(problem, config, fixed) for config in configs)
+
+    def _complete(self, problem: Problem, config: Config, fixed: Mapping[str, tuple[Value, ...]]) -> Config:
+        """Return ``config`` with its knobs in the order of its space."""
+        space = space_of(config, problem.family, self.setting.arch)
+        space.require(problem, config)
+        for knob, values in fixed.items():
+            if config.get(knob) not in values:
+                valid = ", ".join(map(format_value, values))
+                raise ConfigError(f"candidate {config} breaks what is fixed; valid for {knob}: {valid}")
+        return Config({knob: config[knob] for knob in space.domains})
 
     def _default(self, problem: Problem) -> TuneResult:
         space = find_space(problem.family, self.setting.arch)
@@ -475,9 +521,18 @@ class AutoTuner:
         epilogue: Epilogue | None = None,
         objective: str | None = None,
     ) -> TuneResult | None:
-        """Return the result that this object remembers of a problem, None if there is none; never tunes."""
+        """Return the result that this object remembers of a problem, None if there is none; never tunes.
+
+        Raises:
+            UsageError: There is no such objective, or a size is a range: only single sizes are remembered.
+            ProblemError: The problem is ill-formed.
+        """
+        wanted = require_objective(objective or self._objective)
+        for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch)):
+            if is_range(size):
+                raise UsageError(f"{name} is the range {shown(size)}; only single sizes are remembered")
         problem = Gemm(m, n, k, batch, dtype, out_dtype, layout, epilogue=epilogue or Epilogue())
-        return self._results.find(problem, objective or self._objective)
+        return self._results.find(problem, wanted)
 
     @property
     def cache(self) -> Mapping[Problem, TuneResult]:

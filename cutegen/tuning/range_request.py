@@ -12,7 +12,8 @@ from cutegen.families.ranges import Range
 from cutegen.family import Problem
 from cutegen.measure.device import Device
 from cutegen.measure.policy import Policy
-from cutegen.tuning.request import Request, find_effort
+from cutegen.text import shown
+from cutegen.tuning.request import Effort, Request, find_effort
 
 __all__ = [
     "RANGE_EFFORTS",
@@ -89,14 +90,20 @@ RANGE_EFFORTS: Mapping[str, RangeEffort] = {
 }
 
 
-def find_range_effort(name: str) -> RangeEffort:
-    """Return the effort of that name.
+def find_range_effort(given: RangeEffort | None, effort: Effort | str) -> RangeEffort:
+    """Return the effort that is given; without one that of the name of another effort, if it is by name.
 
     Raises:
-        UsageError: There is none.
+        UsageError: What is given is no effort for a range, or there is none of that name.
     """
-    find_effort(name)
-    return RANGE_EFFORTS[name]
+    find_effort(effort)
+    if given is None:
+        return RANGE_EFFORTS[effort] if isinstance(effort, str) else RangeEffort()
+    if not isinstance(given, RangeEffort):
+        raise UsageError(
+            f"range_effort is {shown(given)}; valid: a RangeEffort, or None for as much as effort names"
+        )
+    return given
 
 
 #: Launches in a round of a long kernel, and how many times longer than usual the round may become for that.

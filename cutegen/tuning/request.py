@@ -117,15 +117,17 @@ EFFORTS: Mapping[str, Effort] = {
 }
 
 
-def find_effort(name: str) -> Effort:
-    """Return the effort of that name.
+def find_effort(effort: Effort | str) -> Effort:
+    """Return an effort, or that of a name.
 
     Raises:
-        UsageError: There is none.
+        UsageError: It is neither, or there is none of that name.
     """
-    if name not in EFFORTS:
-        raise UsageError(f"unknown effort {shown(name)}; valid: {', '.join(EFFORTS)}")
-    return EFFORTS[name]
+    if isinstance(effort, Effort):
+        return effort
+    if not isinstance(effort, str) or effort not in EFFORTS:
+        raise UsageError(f"unknown effort {shown(effort)}; valid: {', '.join(EFFORTS)}, or an Effort")
+    return EFFORTS[effort]
 
 
 def require_seed(seed: int) -> int:
@@ -148,7 +150,7 @@ class Request:
         arch: The target.
         sm_count: SMs of the GPU that will run it.
         effort: How much to try.
-        fixed: Knobs restricted to some values.
+        fixed: Knobs restricted to some values; the default still competes.
         explicit: Candidates that the caller gave, tried instead of the search's; the default still competes.
         vary: Whether run-time knobs of the best of these are varied as well, which needs no compiler.
         budget_s: Seconds that the user gave, None for no limit; it names the run, others keep to it.

@@ -21,6 +21,7 @@ from cutegen.records.entry import Entry, Fingerprint
 from cutegen.records.paths import default_table_path
 from cutegen.records.range_entry import RangeEntry
 from cutegen.records.table import Table, require_fallback
+from cutegen.system.publish import require_file_name
 from cutegen.tuning.backends import Backends, Bench, Children
 
 __all__ = ["Setting"]
@@ -88,9 +89,13 @@ class Setting:
 
         Raises:
             UsageError: ``busy`` or ``fallback`` is unknown, or ``workers`` is less than 1.
+            StoreError: No file can have one of these names.
         """
         require_busy(busy)
         require_workers(workers)
+        for path in (db, table):
+            if path is not None:
+                require_file_name(path)
         store = Store.at(cache_dir)
         usual = default_table_path(store.root, device) if device else None
         return cls(
