@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from pinned_families import values_of, write_family
 from cutegen.build import Toolchain
 from cutegen.cli.pin import main
 from cutegen.deploy import Pinned, PinnedRange, pin_table
+from cutegen.deploy.selection import Selection
 from cutegen.errors import PinError, UsageError
 from cutegen.families import registry
 from cutegen.families.gemm.problem import Epilogue, Problem
@@ -321,6 +323,32 @@ def test_a_range_of_the_table_gives_way_to_one_that_holds_it(tmp_path: Path) -> 
     (only,) = pinned
     assert isinstance(only, PinnedRange) and str(only.range) == "gemm 1..64x128x256 bf16 kk"
     assert left == {lines[1]: "torch has no dtype tf32, so no call poses it"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "held"),
+    [
+        ("gemm 1..128x64x32 bf16 kk", "gemm 100x64x8..64 bf16 kk"),
+        ("gemm 64x16..32x64 bf16 kk unaligned", "gemm 64x9..25x64 bf16 kk"),
+        ("gemm 64x16..48x64 bf16 kk unaligned", "gemm 64x9..49x64 bf16 kk"),
+    ],
+)
+def test_every_size_that_a_range_of_the_table_holds_is_its(tmp_path: Path, asked: str, held: str) -> None:
+    """The one size at which a range over another size crosses; those between multiples of 8."""
+    of, other = parse_range(asked), parse_range(held)
+    space = find_space("gemm", ARCH)
+    taken = {space.default(problem) for n in range(of.first, of.last + 1) if (problem := of.at(n))}
+    odd = next(config for config in space.configs(other.low) if config not in taken)
+    pieces = (Piece(other.first, other.last, odd),)
+    known = Table(Fingerprint.of(H200, Toolchain.current()), ranges=[RangeEntry(other, pieces)])
+    chosen = Selection(known, Workshop(tmp_path / "cache").kernels()).range(of)
+    ends = [step.last for step in chosen.steps]
+    for size in range(of.first, of.last + 1):
+        pinned, problem = chosen.steps[bisect_left(ends, size)].pinned, of.at(size)
+        assert pinned is not None and problem is not None
+        called = look_up(known, problem, space, H200.sm_count)
+        assert (called.config == odd) == (problem in other), size
+        assert (pinned.answer.config == odd) == (problem in other), size
 
 
 @pytest.mark.parametrize("fallback", ["none", "measured"])

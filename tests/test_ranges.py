@@ -111,6 +111,34 @@ def test_overlapping_ranges_are_found() -> None:
     assert overlapping([more, *apart]) == (apart[1], more)
 
 
+ALIGNED, ODD = "gemm 64x8..64x64 bf16 kk", "gemm 64x9..65x64 bf16 kk"
+UNALIGNED = f"{ALIGNED} unaligned"
+
+
+@pytest.mark.parametrize("line", [ALIGNED, ODD, UNALIGNED, "gemm 64x9..64x64 bf16 kk unaligned"])
+def test_a_range_of_n_contains_what_it_has_at_its_sizes(line: str) -> None:
+    """Aligned rows at multiples of 8, unaligned ones between them; who says unaligned gets both."""
+    found = parse_range(line)
+    assert str(found) == line
+    for n in range(8, 66):
+        one = Problem(64, n, 64)
+        for problem in (one, replace(one, unaligned_out=True)):
+            assert (problem in found) == (found.at(n) == problem), problem
+    held = [n for n in range(8, 66) if found.at(n) is not None]
+    whole = range(found.first, found.last + 1)
+    assert held == [n for n in whole if "unaligned" in line or (n % 8 == 0) == (line == ALIGNED)]
+
+
+def test_ranges_of_n_overlap_if_they_hold_the_same_problem() -> None:
+    """Whatever their lines say of the alignment, and whatever stands between them."""
+    aligned, odd, unaligned = map(parse_range, (ALIGNED, ODD, UNALIGNED))
+    assert overlapping([aligned, odd]) is None and overlapping([aligned, unaligned]) is None
+    assert overlapping([aligned, odd, unaligned]) == (unaligned, odd)
+    inside = parse_range("gemm 64x16..24x64 bf16 kk unaligned")
+    other = parse_range("gemm 64x10..12x64 bf16 kk any_order")
+    assert overlapping([inside, other, odd]) == (odd, inside)
+
+
 def test_only_text_with_dots_is_meant_to_be_a_range() -> None:
     """Numbers and plain words are not."""
     assert is_range("1..8") and is_range(LINE) and is_range("1...")

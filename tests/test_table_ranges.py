@@ -255,6 +255,62 @@ def test_what_is_left_of_a_range_are_sizes_that_its_layout_allows() -> None:
     assert [(each.range.first, each.range.last) for each in ranges] == [(16, 480), (488, 512)]
 
 
+def of_n(line: str, config: Config = CONFIG) -> RangeEntry:
+    of = parse_range(line)
+    return entry(line, (Piece(of.first, of.last, config),))
+
+
+def test_ranges_of_n_of_other_alignment_stand_beside_each_other(tmp_path: Path) -> None:
+    """Multiples of 8 and the rest are answered by their own range, however the two were added."""
+    aligned, odd = of_n("gemm 64x8..64x64 bf16 kk"), of_n("gemm 64x9..63x64 bf16 kk", OTHER)
+    path = tmp_path / "t.json"
+    for each in (aligned, odd):
+        Table.update(path, HERE, ranges=[each])
+    table = Table.load(path)
+    assert table.ranges == Table(HERE, ranges=[odd, aligned]).ranges == (aligned, odd)
+    for n in range(8, 65):
+        found = table.lookup(Problem(64, n, 64), legal)
+        assert found.within == (odd if n % 8 else aligned), n
+    assert table.lookup(Problem(64, 16, 64, unaligned_out=True), legal).within is None
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "left"),
+    [
+        ("8..64 unaligned", "8..16 unaligned", ["8..16 unaligned", "17..64 unaligned"]),
+        ("8..64 unaligned", "9..20", ["9..20", "21..64 unaligned"]),
+        ("9..65", "16..32 unaligned", ["9..15", "16..32 unaligned", "33..65"]),
+        ("8..64 unaligned", "8..64", ["8..64", "8..64 unaligned"]),
+        ("9..65", "16..32 unaligned any_order", ["9..65", "16..32 unaligned any_order"]),
+    ],
+)
+def test_what_is_left_of_a_range_of_n(earlier: str, later: str, left: list[str]) -> None:
+    """Parts below and above the later one, which say ``unaligned`` where their sizes do not."""
+    lines = []
+    for words in (earlier, later, *left):
+        n, *options = words.split(" ")
+        lines.append(" ".join([f"gemm 64x{n}x64 bf16 kk", *options]))
+    table = Table(HERE, ranges=[of_n(line) for line in lines[:2]])
+    assert [str(each.range) for each in table.ranges] == lines[2:]
+    assert Table.from_json(json.loads(json.dumps(table.to_json()))).ranges == table.ranges
+
+
+def test_a_range_that_says_unaligned_answers_every_n_in_it() -> None:
+    """Also one whose own line need not say it."""
+    table = Table(HERE, ranges=[of_n("gemm 64x8..64x64 bf16 kk unaligned")])
+    for n in range(8, 65):
+        assert table.lookup(Problem(64, n, 64, unaligned_out=True), legal).how == "range", n
+    assert table.lookup(Problem(64, 16, 64), legal).how == "default"
+
+
+def test_files_in_which_earlier_versions_saw_no_overlap_are_read() -> None:
+    """Two lines of which one says ``unaligned``; the later one answers."""
+    lines = ("gemm 64x9..65x64 bf16 kk", "gemm 64x16..32x64 bf16 kk unaligned")
+    data = {**Table(HERE).to_json(), "ranges": {line: of_n(line).to_json() for line in lines}}
+    ranges = Table.from_json(data).ranges
+    assert [(each.range.first, each.range.last) for each in ranges] == [(9, 15), (16, 32), (33, 65)]
+
+
 @settings(max_examples=30, deadline=None, derandomize=True, database=None)
 @given(
     layout=st.sampled_from(["kk", "mn"]),

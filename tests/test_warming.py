@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -182,6 +183,24 @@ def test_a_table_means_all_its_kernels() -> None:
     found = each_once(Needs(table, ARCH, 132).of_table(), ARCH)
     assert [(each.problem, each.config, each.known_key) for each in found] == [(PROBLEM, config, "0" * 32)]
     assert not of_kinds([], table)
+
+
+@pytest.mark.parametrize(
+    ("line", "middle", "sizes"),
+    [
+        ("gemm 8..64x64x64 bf16 mn", 24, ["8x64x64", "32x64x64"]),
+        ("gemm 64x9..63x64 bf16 kk", 23, ["64x9x64", "64x25x64"]),
+    ],
+)
+def test_a_piece_is_compiled_for_a_problem_of_its_range(line: str, middle: int, sizes: list[str]) -> None:
+    """Where the size that it begins at is none that the range has."""
+    of = parse_range(line)
+    first, second = list(islice(SPACE.configs(of.low), 2))
+    pieces = (Piece(of.first, middle, first), Piece(middle + 1, of.last, second))
+    table = Table(Fingerprint.of(H200, Toolchain.current()), ranges=[RangeEntry(of, pieces)])
+    found = [*Needs(table, ARCH, 132).of_table()]
+    assert [str(each.problem).split(" ")[1] for each in found] == sizes
+    assert {each.problem.signature for each in found} == {of.low.signature}
 
 
 def test_a_kind_means_what_a_table_answers_to_it() -> None:

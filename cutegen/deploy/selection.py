@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,10 +14,11 @@ from cutegen.arch import Arch, find_arch
 from cutegen.build import Artifact
 from cutegen.deploy.manifest import is_symbol
 from cutegen.errors import ArchError, ConfigError, CutegenError, PinError, ProblemError, UsageError
-from cutegen.families.ranges import Range
+from cutegen.families.ranges import MOST_STEP, Range
 from cutegen.families.registry import find_family, find_space, is_legal, require_legal, space_of
 from cutegen.family import Problem
 from cutegen.records.entry import ANY, Fingerprint
+from cutegen.records.range_entry import RangeEntry
 from cutegen.records.table import Table
 from cutegen.runtime.answer_lookup import Answer, look_up
 from cutegen.runtime.kernel_cache import Kernels
@@ -195,7 +197,8 @@ class Selection:
             return asked[at]
 
         asked: dict[int, Answer] = {}
-        pending = list(pairwise(self._breaks(of, sizes)))
+        held = [each for each in self._table.ranges if _meet(each.range, of)]
+        pending = list(pairwise(self._breaks(of, sizes, held)))
         for at in {at for pair in pending for at in pair}:
             ask(at)
         while pending:
@@ -206,29 +209,28 @@ class Selection:
                 pending += [(low, middle), (middle, high)]
                 continue
             for at in range(low + 1, high):
-                found[sizes[at]] = below if self._serves(of, sizes[at], below) else ask(at)
+                found[sizes[at]] = below if self._serves(of, sizes[at], below, held) else ask(at)
         return found | {sizes[at]: answer for at, answer in asked.items()}
 
-    def _breaks(self, of: Range, sizes: list[int]) -> list[int]:
+    def _breaks(self, of: Range, sizes: list[int], held: Iterable[RangeEntry]) -> list[int]:
         """Return the places in ``sizes`` at which another rule of lookup or another piece may begin."""
         starts = {of.first, *(2**power + 1 for power in range(of.last.bit_length()))}
         for entry in self._table.entries:
             if entry in of:
                 starts |= {entry.sizes[of.size], entry.sizes[of.size] + 1}
-        for within in self._table.ranges:
-            if of.low in within.range or within.range.low in of:
+        for within in held:
+            if within.range.size == of.size:
                 starts |= {piece.first for piece in within.pieces} | {within.range.last + 1}
-        places = {size: at for at, size in enumerate(sizes)}
-        ends: set[int] = {0, len(sizes) - 1}
-        for start in starts:
-            first = next((size for size in range(start, start + _STRIDE) if size in places), None)
-            if first is not None:
-                ends |= {places[first], max(0, places[first] - 1)}
-        return sorted(ends)
+        places = {bisect_left(sizes, start) for start in starts}
+        ends = {end for place in places for end in (place - 1, place) if 0 <= end < len(sizes)}
+        return sorted(ends | {0, len(sizes) - 1})
 
-    def _serves(self, of: Range, size: int, answer: Answer) -> bool:
+    def _serves(self, of: Range, size: int, answer: Answer, held: Iterable[RangeEntry]) -> bool:
+        """Whether the answer of a neighbour may be taken: no other range comes first, and it is valid."""
         problem = of.at(size)
-        return problem is not None and (answer.config is None or is_legal(answer.config, problem, self._arch))
+        if problem is None or next((e for e in held if problem in e.range), None) is not answer.within:
+            return False
+        return answer.config is None or is_legal(answer.config, problem, self._arch)
 
     def _answer(self, problem: Problem) -> Answer:
         """Return what the table answers; what torch computes without a kernel is a plain GEMM."""
@@ -262,6 +264,12 @@ class Selection:
                 f"nvidia-cutlass-dsl {measured}, and {here} would make another; tune again"
             )
         return Pinned(answer, artifact, self._launch(problem, config))
+
+
+def _meet(one: Range, other: Range) -> bool:
+    """Return whether some problem is in both: of ranges over two sizes it is the one where they cross."""
+    crossing = other.at(one.low.sizes.get(other.size, 0))
+    return one.overlaps(other) or (crossing is not None and crossing in one)
 
 
 def _why(config: Config, problem: Problem, arch: Arch) -> str:
@@ -359,8 +367,8 @@ def widened(problems: Iterable[Problem], size: str, first: int, last: int) -> tu
         if size not in declared or not declared[size].free:
             found[problem] = None
             continue
-        low = _nearest(problem, size, range(first, min(first + _STRIDE, last + 1)))
-        high = _nearest(problem, size, range(last, max(last - _STRIDE, first - 1), -1))
+        low = _nearest(problem, size, range(first, min(first + MOST_STEP, last + 1)))
+        high = _nearest(problem, size, range(last, max(last - MOST_STEP, first - 1), -1))
         if low is None or high is None:
             raise PinError(f"{problem} has no problem of its kind with {size} from {first} to {last}")
         found[low if low == high else Range(low, high)] = None

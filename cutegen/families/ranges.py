@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from typing import TypeVar
+from itertools import combinations
 
 from cutegen.errors import ProblemError
 from cutegen.families.registry import find_family, parse_problem
 from cutegen.family import Problem
 from cutegen.text import shown
 
-__all__ = ["Range", "is_range", "overlapping", "parse_range", "range_ends", "range_of"]
+__all__ = [
+    "MOST_STEP",
+    "Range",
+    "is_range",
+    "kind_over",
+    "overlapping",
+    "parse_range",
+    "range_ends",
+    "range_of",
+]
 
 #: Between two numbers that are the ends of a range; both belong to it.
 _DOTS = ".."
@@ -22,7 +30,7 @@ _DIGITS = "0123456789"
 _MOST_DIGITS = 18
 #: So far from a size there is another that the layout allows. Source: the largest alignment of a size, of
 #: operands with scale factors along k, is 128.
-_MOST_STEP = 128
+MOST_STEP = 128
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,8 @@ class Range:
     """Problems of one kind, from ``low`` to ``high``, that differ in one size only.
 
     It holds every problem between the two that there is: where a layout asks for multiples of 8, only those.
+    Of n = 9 to 63 it holds those whose rows of D are as unaligned as at 9; a range that says ``unaligned``
+    holds the multiples of 8 as well.
 
     Attributes:
         low: The problem of the smallest size.
@@ -60,7 +70,7 @@ class Range:
                 f"range {first}{_DOTS}{last}: {size} of {low.family} is compiled in, so no kernel serves "
                 f"several; valid: a range of {free}"
             )
-        if low.signature != high.signature or low.with_sizes(**{size: last}) != high:
+        if (self.at(first), self.at(last)) != (low, high):
             raise ProblemError(
                 f"range {first}{_DOTS}{last} of {size}: {low} and {high} need different kernels; give two "
                 "ends of equal alignment and options"
@@ -82,23 +92,22 @@ class Range:
         return self.high.sizes[self.size]
 
     def __contains__(self, problem: Problem) -> bool:
-        return self.first <= problem.sizes.get(self.size, 0) <= self.last and self.is_kin(problem)
+        if problem.signature != self.low.signature:
+            return False
+        return problem == self.at(problem.sizes.get(self.size, 0))
 
-    def is_kin(self, problem: Problem) -> bool:
-        """Return whether ``problem`` differs from those of the range in its size only."""
-        if problem.family != self.low.family or problem.signature != self.low.signature:
-            return False
-        try:
-            return problem.with_sizes(**{self.size: self.first}) == self.low
-        except ProblemError:
-            return False
+    @cached_property
+    def _model(self) -> Problem:
+        """The end that states all options: the other may have unaligned rows by its size alone."""
+        follows = self.low.with_sizes(**{self.size: self.last}) == self.high
+        return self.low if follows else self.high
 
     def at(self, value: int) -> Problem | None:
         """Return the problem of that size; None if it is outside or the layout does not allow it."""
         if not self.first <= value <= self.last:
             return None
         try:
-            problem = self.low.with_sizes(**{self.size: value})
+            problem = self._model.with_sizes(**{self.size: value})
         except ProblemError:
             return None
         return problem if problem.signature == self.low.signature else None
@@ -106,40 +115,60 @@ class Range:
     def at_least(self, value: int) -> Problem | None:
         """Return the problem of the smallest size from ``value`` on; None if there is none in the range."""
         value = max(value, self.first)
-        return self._first(range(value, min(value + _MOST_STEP, self.last + 1)))
+        return self._first(range(value, min(value + MOST_STEP, self.last + 1)))
 
     def at_most(self, value: int) -> Problem | None:
         """Return the problem of the largest size up to ``value``; None if there is none in the range."""
         value = min(value, self.last)
-        return self._first(range(value, max(value - _MOST_STEP, self.first - 1), -1))
+        return self._first(range(value, max(value - MOST_STEP, self.first - 1), -1))
 
     def _first(self, values: Iterable[int]) -> Problem | None:
         return next((found for value in values if (found := self.at(value)) is not None), None)
 
     @cached_property
-    def kind(self) -> str:
-        """The line of its problems with ``*`` for the size: equal for ranges that could overlap."""
+    def kind(self) -> Hashable:
+        """What :func:`kind_over` says of its problems: equal for ranges that overlap."""
+        return kind_over(self.size, self.low)
+
+    def overlaps(self, other: Range) -> bool:
+        """Return whether both are over one size and hold the same problem."""
+        if self.kind != other.kind:
+            return False
+        first, last = max(self.first, other.first), min(self.last, other.last)
+        shared = (self.at(value) for value in range(first, min(first + MOST_STEP, last + 1)))
+        return any(problem is not None and problem in other for problem in shared)
+
+    @cached_property
+    def pattern(self) -> str:
+        """The line of its problems with ``*`` for the size."""
         return self._line("*")
 
     def __str__(self) -> str:
         return self._line(f"{self.first}{_DOTS}{self.last}")
 
     def _line(self, word: str) -> str:
-        family, shape, *rest = str(self.low).split(" ")
-        parts = list(zip(shape.split("x"), str(self.high).split(" ")[1].split("x"), strict=True))
+        family, _, *rest = str(self._model).split(" ")
+        low, high = (str(end).split(" ")[1].split("x") for end in (self.low, self.high))
+        parts = zip(low, high, strict=True)
         return " ".join([family, "x".join(word if a != b else a for a, b in parts), *rest])
 
 
-_T = TypeVar("_T")
+def kind_over(size: str, problem: Problem) -> Hashable:
+    """Return what all problems of a range over ``size`` that holds ``problem`` have in common.
+
+    Lines do not tell, which say ``unaligned`` only where the sizes do not.
+    """
+    others = tuple(item for item in problem.sizes.items() if item[0] != size)
+    return problem.family, problem.signature, size, others
 
 
 def overlapping(ranges: Iterable[Range]) -> tuple[Range, Range] | None:
-    """Return two of ``ranges`` that hold the same problem of one kind, None if there are none."""
-    ordered = sorted(ranges, key=lambda each: (each.kind, each.size, each.first))
-    for before, after in pairwise(ordered):
-        if (before.kind, before.size) == (after.kind, after.size) and after.first <= before.last:
-            return before, after
-    return None
+    """Return two of ``ranges`` that hold the same problem, None if there are none."""
+    by_kind: dict[Hashable, list[Range]] = {}
+    for each in sorted(ranges, key=lambda each: each.first):
+        by_kind.setdefault(each.kind, []).append(each)
+    pairs = (pair for alike in by_kind.values() for pair in combinations(alike, 2))
+    return next((pair for pair in pairs if pair[0].overlaps(pair[1])), None)
 
 
 def is_range(text: object) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import log2
 from typing import Any
 
-from cutegen.errors import ConfigError, ProblemError
+from cutegen.errors import ConfigError
+from cutegen.families.ranges import kind_over
 from cutegen.families.registry import find_family
 from cutegen.family import Problem
 from cutegen.records.entry import Entry
@@ -82,30 +83,19 @@ class Index:
                 return Lookup(_closest(choice, problem, estimate), "nearest", tuple(skipped))
         return Lookup(None, "default", tuple(skipped))
 
-    def _holding(self, problem: Problem) -> Iterator[RangeEntry]:
-        """Yield the ranges that hold ``problem``, each found by the first problem of its kind."""
-        for size, first in self._beginnings.get(problem.family, ()):
-            if problem.sizes.get(size, 0) < first:
-                continue
-            try:
-                low = problem.with_sizes(**{size: first})
-            except ProblemError:
-                continue
-            entry = self._by_low.get((size, low))
-            if entry is not None and problem in entry.range:
-                yield entry
+    def _holding(self, problem: Problem) -> list[RangeEntry]:
+        """Return the ranges that hold ``problem``, in the order of the table."""
+        kinds = [kind_over(size, problem) for size in problem.sizes] if self._ranges else []
+        places = (place for kind in kinds for place in self._places.get(kind, ()))
+        return [self._ranges[place] for place in sorted(places) if problem in self._ranges[place].range]
 
     @cached_property
-    def _by_low(self) -> dict[tuple[str, Problem], RangeEntry]:
-        return {(entry.range.size, entry.range.low): entry for entry in self._ranges}
-
-    @cached_property
-    def _beginnings(self) -> dict[str, tuple[tuple[str, int], ...]]:
-        """The sizes that have ranges, with the values that these begin at, by family."""
-        found: dict[str, dict[tuple[str, int], None]] = {}
-        for each in (entry.range for entry in self._ranges):
-            found.setdefault(each.low.family, {})[each.size, each.first] = None
-        return {family: tuple(names) for family, names in found.items()}
+    def _places(self) -> dict[Hashable, list[int]]:
+        """The places of ranges by kind."""
+        found: dict[Hashable, list[int]] = {}
+        for place, entry in enumerate(self._ranges):
+            found.setdefault(entry.range.kind, []).append(place)
+        return found
 
     @cached_property
     def _buckets(self) -> dict[tuple[Hashable, tuple[int, ...]], list[Entry]]:

@@ -155,15 +155,15 @@ class RangeEntry:
         )
 
     def without(self, other: Range) -> tuple[RangeEntry, ...]:
-        """Return what remains of this range if ``other``, of the same kind, takes precedence.
+        """Return what remains of this range if ``other`` takes precedence: all of it if they do not overlap.
 
-        These are up to two ranges; one of a single size is dropped.
+        Else these are up to two ranges, below and above the other; one of a single size is dropped.
         """
         own = self.range
+        if not own.overlaps(other):
+            return (self,)
         below = (own.low, own.at_most(other.first - 1))
         above = (own.at_least(other.last + 1), own.high)
-        if own.last < other.first or other.last < own.first:
-            return (self,)
         return tuple(self._cut(low, high) for low, high in (below, above) if low and high and low != high)
 
     def _cut(self, low: Problem, high: Problem) -> RangeEntry:

@@ -114,9 +114,11 @@ class Needs:
                 yield Wanted(problem, entry.config, entry.artifact_key)
         for each in self.table.ranges:
             for piece in each.pieces:
-                problem = each.range.low.with_sizes(**{each.range.size: piece.first})
-                if piece.config is not None and is_legal(piece.config, problem, self.arch):
-                    yield Wanted(problem, piece.config, piece.artifact_key)
+                begins = each.range.at_least(piece.first)
+                if begins is None or piece.config is None:
+                    continue
+                if is_legal(piece.config, begins, self.arch):
+                    yield Wanted(begins, piece.config, piece.artifact_key)
 
     def _of_kin(self, kind: Problem) -> Iterator[Wanted]:
         """Yield what the table may answer to problems of the signature of ``kind``, by any rule of lookup."""

@@ -69,7 +69,7 @@ class RangeProposals:
             return found
         named = [(entry.problem, entry.config) for entry in table.entries.values() if entry.problem in whole]
         for old in table.ranges:
-            if (old.range.size, old.range.kind) == (whole.size, whole.kind):
+            if old.range.kind == whole.kind:
                 named += [
                     (p, piece.config) for piece in old.pieces if (p := whole.at_most(piece.last)) is not None
                 ]
