@@ -23,6 +23,7 @@ from cutegen.runtime.kernel_cache import Kernels, build_one
 ARCH = find_arch("sm_90a")
 SPACE = find_space("gemm", ARCH)
 PROBLEM = Problem(1024, 1024, 1024)
+FUSED = replace(PROBLEM, epilogue=Epilogue(activation="relu"))
 CONFIG = SPACE.default(PROBLEM)
 ENOUGH_S = 120.0
 
@@ -62,62 +63,60 @@ def test_a_known_key_renders_nothing(gpu: FakeGpu, monkeypatch: pytest.MonkeyPat
     assert fresh.get(PROBLEM, CONFIG, ARCH, known_key="0" * 32).artifact.key == key
 
 
+class SlowCompiler:
+    """Compiles the kernel of ``held`` once it may go on, and all others at once."""
+
+    def __init__(self, gpu: FakeGpu, held: Problem) -> None:
+        self.began, self.go_on = threading.Event(), threading.Event()
+        self._gpu, self._held = gpu, held.signature
+
+    def __call__(self, source: Source, store: Store) -> Artifact:
+        if source.signature == self._held:
+            self.began.set()
+            assert self.go_on.wait(ENOUGH_S)
+        return self._gpu.compile(source, store)
+
+
 def test_what_is_ready_does_not_wait_for_the_compiler(gpu: FakeGpu) -> None:
     """Under ``allow`` a thread that asks for a loaded kernel goes on while another waits for its own."""
-    compiling, go_on = threading.Event(), threading.Event()
-
-    def compile_slowly(source: Source, store: Store) -> Artifact:
-        if source.signature.epilogue.activation:
-            compiling.set()
-            assert go_on.wait(ENOUGH_S)
-        return gpu.compile(source, store)
-
-    kernels = gpu.kernels(compile=compile_slowly)
+    slowly = SlowCompiler(gpu, FUSED)
+    kernels = gpu.kernels(compile=slowly)
     first = kernels.get(PROBLEM, CONFIG, ARCH)
-    fused = replace(PROBLEM, epilogue=Epilogue(activation="relu"))
-    slow = threading.Thread(target=kernels.get, args=(fused, CONFIG, ARCH))
+    slow = threading.Thread(target=kernels.get, args=(FUSED, CONFIG, ARCH))
     slow.start()
     try:
-        assert compiling.wait(ENOUGH_S)
+        assert slowly.began.wait(ENOUGH_S)
         found: list[object] = []
         changed = CONFIG.replace(swizzle_size=4, raster_along_m=False)  # the same kernel, in another order
         quick = threading.Thread(target=lambda: found.append(kernels.get(PROBLEM, changed, ARCH)))
         quick.start()
         quick.join(ENOUGH_S)
-        assert found == [first] and not go_on.is_set()
+        assert found == [first] and not slowly.go_on.is_set()
         assert set(kernels.configs(ARCH, PROBLEM.signature)) >= {CONFIG, changed}
     finally:
-        go_on.set()
+        slowly.go_on.set()
         slow.join(ENOUGH_S)
-    assert len(gpu.compiled) == 2 and kernels.configs(ARCH, fused.signature)
+    assert len(gpu.compiled) == 2 and kernels.configs(ARCH, FUSED.signature)
 
 
 def test_a_kernel_is_compiled_while_others_are_loaded(gpu: FakeGpu) -> None:
     """A compilation that is waited for holds up those alone who want the same kernel; it is compiled once."""
-    compiling, go_on = threading.Event(), threading.Event()
-
-    def compile_slowly(source: Source, store: Store) -> Artifact:
-        if source.signature.epilogue.activation:
-            compiling.set()
-            assert go_on.wait(ENOUGH_S)
-        return gpu.compile(source, store)
-
-    kernels = gpu.kernels(compile=compile_slowly)
-    fused = replace(PROBLEM, epilogue=Epilogue(activation="relu"))
+    slowly = SlowCompiler(gpu, FUSED)
+    kernels = gpu.kernels(compile=slowly)
     found: list[object] = []
-    wanted = [fused, fused, PROBLEM]
+    wanted = [FUSED, FUSED, PROBLEM]
     threads = [
         threading.Thread(target=lambda p=p: found.append(kernels.get(p, CONFIG, ARCH))) for p in wanted
     ]
     for thread in threads[:2]:
         thread.start()
     try:
-        assert compiling.wait(ENOUGH_S)
+        assert slowly.began.wait(ENOUGH_S)
         threads[2].start()
         threads[2].join(ENOUGH_S)
-        assert len(found) == 1 and not go_on.is_set()
+        assert len(found) == 1 and not slowly.go_on.is_set()
     finally:
-        go_on.set()
+        slowly.go_on.set()
     for thread in threads[:2]:
         thread.join(ENOUGH_S)
     assert len(found) == 3 and found[1] is found[2] is not found[0]
@@ -126,23 +125,17 @@ def test_a_kernel_is_compiled_while_others_are_loaded(gpu: FakeGpu) -> None:
 
 def test_a_policy_that_compiles_nothing_waits_for_nobody(gpu: FakeGpu) -> None:
     """It refuses while another policy compiles the very kernel; no trace is left of those that waited."""
-    compiling, go_on = threading.Event(), threading.Event()
-
-    def compile_slowly(source: Source, store: Store) -> Artifact:
-        compiling.set()
-        assert go_on.wait(ENOUGH_S)
-        return gpu.compile(source, store)
-
-    kernels = gpu.kernels(compile=compile_slowly)
+    slowly = SlowCompiler(gpu, PROBLEM)
+    kernels = gpu.kernels(compile=slowly)
     slow = threading.Thread(target=kernels.get, args=(PROBLEM, CONFIG, ARCH))
     slow.start()
     try:
-        assert compiling.wait(ENOUGH_S)
+        assert slowly.began.wait(ENOUGH_S)
         with pytest.raises(LaunchError, match="build='never'"):
             kernels.with_build("never").get(PROBLEM, CONFIG, ARCH)
-        assert not go_on.is_set()
+        assert not slowly.go_on.is_set()
     finally:
-        go_on.set()
+        slowly.go_on.set()
         slow.join(ENOUGH_S)
     assert kernels.loaded and not kernels._making
 

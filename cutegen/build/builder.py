@@ -197,9 +197,8 @@ class Builder(Closing):
         waiting = select.poll()  # select() refuses descriptors from 1024 on
         for daemon in daemons.values():
             waiting.register(daemon.output, select.POLLIN)
-        ready = {
-            descriptor for descriptor, _ in waiting.poll(None if timeout_s is None else timeout_s * 1000)
-        }
+        timeout_ms = None if timeout_s is None else timeout_s * 1000
+        ready = {descriptor for descriptor, _ in waiting.poll(timeout_ms)}
         for torch, daemon in daemons.items():
             if daemon.output.fileno() in ready:
                 messages = daemon.receive()

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cutegen.build import Artifact, Failure, Result
+from cutegen.build import Artifact, Result
+from cutegen.build.artifact import require_written
 from cutegen.build.render import Source
 from cutegen.errors import DeviceError
 from cutegen.family import Problem
@@ -165,13 +166,12 @@ class Children(Closing):
         """
         if not self._pending:
             return False
-        finished = {source.digest: result for source, result in self.compiler.poll(timeout_s)}
-        self._pending -= finished.keys()
-        unwritten = {d: r for d, r in finished.items() if isinstance(r, Failure) and r.unwritten}
-        self._results.update((d, r) for d, r in finished.items() if d not in unwritten)
-        for failure in unwritten.values():
-            raise failure.error()
-        return bool(finished)
+        finished = self.compiler.poll(timeout_s)
+        for source, result in finished:
+            self._pending.discard(source.digest)
+            if isinstance(result, Artifact) or not result.unwritten:
+                self._results[source.digest] = result
+        return bool(require_written(finished))
 
     def close(self) -> None:
         """End the bench and the compiler; compilations in flight are lost."""
